@@ -1,0 +1,5 @@
+"""``python -m numa_launch`` is ``numa-launch``."""
+
+from numa_launch.cli import main
+
+main()

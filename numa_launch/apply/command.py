@@ -1,0 +1,67 @@
+"""Find programs on PATH, and become COMMAND.
+
+Example: ``become(["python", "worker.py"], environ, numactl_args=["--cpunodebind=1"])`` does not return.
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from numa_launch.errors import CommandError
+
+
+def on_path(name: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the files that `name` may mean, in the order a shell tries them."""
+    if "/" in name:
+        return [name]
+    directories = environ.get("PATH", os.defpath).split(os.pathsep)
+    return [os.path.join(directory or ".", name) for directory in directories]
+
+
+def is_executable(path: str) -> bool:
+    """Return whether the file may be executed: its run bit is set, and its mount is not noexec."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def find_numactl(environ: Mapping[str, str]) -> str | None:
+    """Return the absolute path of numactl, None where PATH has none."""
+    return next((os.path.abspath(path) for path in on_path("numactl", environ) if is_executable(path)), None)
+
+
+def check_command(name: str, environ: Mapping[str, str]) -> str:
+    """Return the file that will be executed; raises CommandError with a shell's 127 (not there) or 126 (not ours)."""
+    files = on_path(name, environ) if name else []
+    for path in files:
+        if is_executable(path):
+            return path
+    for path in files:
+        if os.path.isdir(path) and "/" in name:
+            raise CommandError(f"{name}: it is a directory, not a command", 126)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise CommandError(f"{name}: {path} may not be executed (no run bit, or a noexec mount)", 126)
+    raise CommandError(f"{name or repr(name)}: command not found", 127)
+
+
+def become(
+    command: Sequence[str], environ: Mapping[str, str], *, numactl: str = "", numactl_args: Sequence[str] = ()
+) -> NoReturn:
+    """Replace this process with COMMAND, under numactl where there are arguments; raises CommandError where it fails.
+
+    Python ignores SIGPIPE and SIGXFSZ, which COMMAND must not inherit.
+    """
+    path = check_command(command[0], environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        if numactl_args:
+            os.execve(numactl, ["numactl", *numactl_args, "--", *command], dict(environ))
+        os.execve(path, list(command), dict(environ))
+    except OSError as error:
+        if error.errno == errno.ENOEXEC:  # a script without #!, which execvp(3) gives to the shell
+            os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], dict(environ))
+        raise CommandError(f"{command[0]}: {error.strerror}", 126) from None

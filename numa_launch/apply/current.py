@@ -1,0 +1,121 @@
+"""``bind_current_process``: bind the calling process itself, for workers that nobody can start under numactl.
+
+Example: the first line of a forked worker or a Ray actor: ``bind_current_process(LaunchConfig(), local_rank)``.
+Affinity and memory policy are a thread's (sched_setaffinity(2), set_mempolicy(2)): affinity is set for every thread
+there is, the policy for the calling thread and those it starts later, as the kernel has no more.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numa_launch.apply.detect import detect
+from numa_launch.apply.spawn import check_process, report, switched_off, unbound
+from numa_launch.config import launch_config
+from numa_launch.errors import StrictError
+from numa_launch.log import say_once
+from numa_launch.machine.read import require_linux
+from numa_launch.plan import Binding, Circumstances, Process, plan
+from numa_launch.plan.model import Kind, MemoryPolicy
+
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Machine → number of the system call set_mempolicy."""
+
+MODES: dict[MemoryPolicy, int] = {"preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
+"""Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
+
+
+@dataclass(frozen=True)
+class CurrentBinding:
+    """What bind_current_process did: the plan's binding, and in words each part of it that could not be reached."""
+
+    binding: Binding
+    not_reached: tuple[str, ...] = ()
+
+
+def bind_current_process(
+    config: Any, local_rank: int, dp_local_rank: int | None = None, process_kind: Kind = "worker"
+) -> CurrentBinding:
+    """Bind the calling process as worker `local_rank` (or as EngineCore); needs no numactl.
+
+    Where a visible-devices variable leaves exactly one GPU, a worker takes it whatever its rank. Raises ConfigError
+    for what cannot be planned and StrictError, with nothing changed, where `config.strict` and its CPUs or memory
+    cannot be bound.
+    """
+    require_linux()
+    launch = launch_config(config)
+    check_process(local_rank, dp_local_rank, process_kind)
+    machine = detect(config)
+    takes_only_gpu = process_kind == "worker" and bool(machine.visible_by) and len(machine.visible) == 1
+    process = Process(process_kind, local_rank, dp_local_rank, takes_only_gpu=takes_only_gpu)
+    made = plan(
+        machine, launch, processes=[process], circumstances=Circumstances(switched_off=switched_off(os.environ))
+    )
+    report(made)
+    binding = made.processes[0]
+    if not binding.bound:
+        return CurrentBinding(binding)
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, binding.cpus)
+    except OSError as error:
+        return failed(binding, f"its CPUs cannot be set: {error.strerror}", launch.strict)
+    not_reached = []
+    if binding.memory_policy:
+        problem = set_mempolicy(binding.memory_policy, binding.memory_nodes)
+        if problem and launch.strict:
+            os.sched_setaffinity(0, before)
+            return failed(binding, f"its memory policy cannot be set: {problem}", strict=True)
+        if problem:
+            not_reached.append(f"memory policy: {problem}")
+    others = bind_other_threads(binding.cpus)
+    not_reached += [f"CPUs of thread {thread}: {problem}" for thread, problem in others.items() if problem]
+    if others and binding.memory_policy:
+        not_reached.append(f"memory policy of {len(others)} other threads, which started before")
+    if not_reached:
+        say_once(logging.INFO, f"bound, except for {'; '.join(not_reached)}")
+    return CurrentBinding(binding, tuple(not_reached))
+
+
+def failed(binding: Binding, problem: str, strict: bool) -> CurrentBinding:
+    message = f"the current process stays unbound: {problem}"
+    if strict:
+        raise StrictError(message)
+    say_once(logging.WARNING, message)
+    return CurrentBinding(unbound(binding, None), (problem,))
+
+
+def bind_other_threads(cpus: frozenset[int]) -> dict[int, str | None]:
+    """Set the affinity of every other thread, also of those that appear meanwhile; return each one's problem, if any."""
+    done: dict[int, str | None] = {}
+    own = ctypes.CDLL(None).gettid() if not hasattr(os, "gettid") else os.gettid()
+    while new := {int(name) for name in os.listdir("/proc/self/task")} - done.keys() - {own}:
+        for thread in new:
+            try:
+                os.sched_setaffinity(thread, cpus)
+                done[thread] = None
+            except ProcessLookupError:
+                done[thread] = None
+            except OSError as error:
+                done[thread] = error.strerror
+    return done
+
+
+def set_mempolicy(policy: MemoryPolicy, nodes: Sequence[int]) -> str | None:
+    """Set the calling thread's memory policy; return why that failed, None where it did not."""
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"the system call's number is not known on {platform.machine()}"
+    words = max(nodes) // 64 + 1
+    mask = (ctypes.c_ulong * words)()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    # The kernel reads one bit less than maxnode says.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, MODES[policy], mask, ctypes.c_ulong(words * 64 + 1)) == 0:
+        return None
+    return os.strerror(ctypes.get_errno())

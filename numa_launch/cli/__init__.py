@@ -1,0 +1,58 @@
+"""The command line: parse, call, print. Each subcommand is a file.
+
+Example: ``numa-launch -- python worker.py`` binds, then becomes the command; ``numa-launch topo`` shows the machine.
+Every error is one sentence on stderr that starts with ``Error: ``.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from numa_launch.cli.run import cli
+from numa_launch.errors import NumaLaunchError
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run ``numa-launch`` with these arguments (default: the process's) and exit with its status."""
+    sys.exit(status_of(sys.argv[1:] if args is None else list(args)))
+
+
+def status_of(args: list[str]) -> int:
+    """Return the exit status of a command line that does not become another command."""
+    options, command = split_at_dashes(args)
+    try:
+        status = cli.main(options, prog_name="numa-launch", standalone_mode=False, obj=command)
+        sys.stdout.flush()
+        return int(status or 0)
+    except NumaLaunchError as error:
+        return fail(str(error), error.exit_status)
+    except click.UsageError as error:
+        usage = error.ctx.get_usage() if error.ctx else ""
+        return fail(error.format_message(), error.exit_code, usage)
+    except click.ClickException as error:
+        return fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:  # `numa-launch topo | head`: the reader has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+
+
+def split_at_dashes(args: list[str]) -> tuple[list[str], list[str] | None]:
+    """Return what stands before the first ``--``, and COMMAND behind it, None where there is no ``--``."""
+    if "--" not in args:
+        return args, None
+    at = args.index("--")
+    return args[:at], args[at + 1 :]
+
+
+def fail(message: str, status: int, usage: str = "") -> int:
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    if usage:
+        click.echo(usage, err=True)
+    return status

@@ -1,0 +1,147 @@
+"""From options and environment to the plan: which processes are meant, and which of them COMMAND is.
+
+Example: ``request(options, machine, {"LOCAL_RANK": "3"})`` asks about worker 3 alone, which COMMAND then is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from numa_launch.cli.options import Options
+from numa_launch.cli.ranks import local_rank, local_size, mpi_variable
+from numa_launch.config import LaunchConfig
+from numa_launch.errors import ConfigError
+from numa_launch.machine.model import Machine, Note
+from numa_launch.plan import Process
+from numa_launch.plan.ranks import local_processes, nnodes_within_dp, workers_per_shard
+from numa_launch.plan.reasons import warning
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for.
+
+    `processes` are those a dry run shows; `launched` is what COMMAND becomes, None where it cannot be run so.
+    """
+
+    config: LaunchConfig
+    processes: list[Process]
+    launched: Process | None
+    spread_ranks: int | None
+    switched_off: str | None
+    warnings: tuple[Note, ...]
+
+
+def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> Request:
+    """Return what is asked for on this machine; raises ConfigError where the options contradict each other or it."""
+    rank, warnings = (options.rank, ()) if options.rank is not None else local_rank(environ)
+    switched_off = options.bind is False and options.bind_from_environment
+    config = LaunchConfig(
+        numa_bind=None if switched_off else options.bind,
+        numa_bind_nodes=options.numa_nodes,
+        numa_bind_cpus=list(options.numa_cpus) or None,
+        memory_policy=options.memory,  # type: ignore[arg-type]
+        strict=options.strict,
+        tensor_parallel_size=options.tp or 1,
+        pipeline_parallel_size=options.pp,
+        prefill_context_parallel_size=options.pcp,
+        data_parallel_size=options.dp,
+        data_parallel_size_local=options.dp_local,
+        data_parallel_rank=options.dp_rank,
+        data_parallel_rank_local=options.dp_local_rank,
+        data_parallel_external_lb=options.external_lb,
+        nnodes=options.nnodes,
+        distributed_executor_backend=options.executor,  # type: ignore[arg-type]
+        data_parallel_backend=options.dp_backend,  # type: ignore[arg-type]
+        assigned_physical_gpu_ids=options.device_ids,
+    )
+    spread = options.map_by == "rank" and not options.numa_nodes and not options.numa_cpus
+    spread_ranks = ranks_to_spread(options, config, environ) if spread else None
+    if options.tp is None:
+        workers = spread_ranks or options.nproc or default_workers(config, machine)
+        config = replace(config, tensor_parallel_size=deduced_tp(config, workers, exact=options.dry_run))
+    elif options.nproc is not None:
+        check_agreement(config, options.nproc)
+    mpi = mpi_variable(environ)
+    if mpi and config.mode == "explicit" and not switched_off:
+        warnings += (warning("mpi-launcher", variable=mpi),)
+    return Request(
+        config=config,
+        processes=shown(options, config, machine, rank),
+        launched=launched(options, config, machine, rank),
+        spread_ranks=spread_ranks,
+        switched_off="NUMA_LAUNCH_BIND=0" if switched_off else None,
+        warnings=warnings,
+    )
+
+
+def worker_count(config: LaunchConfig) -> int:
+    return sum(process.kind == "worker" for process in local_processes(config))
+
+
+def ranks_to_spread(options: Options, config: LaunchConfig, environ: Mapping[str, str]) -> int:
+    """Return the number of ranks that ``--map rank`` spreads."""
+    known = options.nproc or (worker_count(config) if options.tp else local_size(environ))
+    if not known:
+        raise ConfigError(
+            "--map rank needs the number of ranks on this host: pass --nproc or --tp, or start it under a launcher "
+            "that sets LOCAL_WORLD_SIZE"
+        )
+    return known
+
+
+def default_workers(config: LaunchConfig, machine: Machine) -> int:
+    """Return one worker per visible GPU (of --device-ids where given), without GPUs one per entry of the lists."""
+    lists = config.assigned_physical_gpu_ids or machine.visible or config.numa_bind_nodes or config.numa_bind_cpus
+    return len(lists or ())
+
+
+def deduced_tp(config: LaunchConfig, workers: int, exact: bool) -> int:
+    """Return the tensor-parallel size that makes this many workers on this host, at least 1."""
+    external = config.distributed_executor_backend == "external_launcher"
+    shards = config.data_parallel_size if external else config.data_parallel_size_local
+    others = config.pipeline_parallel_size * config.prefill_context_parallel_size * shards
+    of_all_hosts = workers * nnodes_within_dp(config)
+    if of_all_hosts % others and exact:
+        raise ConfigError(
+            f"{workers} workers do not divide by the {others} that --pp, --pcp and the local shards make: pass --tp"
+        )
+    return max(1, of_all_hosts // others)
+
+
+def check_agreement(config: LaunchConfig, nproc: int) -> None:
+    if nproc != worker_count(config):
+        raise ConfigError(
+            f"--nproc {nproc} and --tp {config.tensor_parallel_size} do not agree: --tp and the other sizes make "
+            f"{worker_count(config)} workers on this host, so leave one of the two away"
+        )
+
+
+def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
+    """Return the worker that a local rank is."""
+    takes_only_gpu = bool(machine.visible_by) and len(machine.visible) == 1
+    if config.distributed_executor_backend == "external_launcher":
+        return Process("worker", rank, 0, takes_only_gpu=takes_only_gpu)
+    if config.data_parallel_rank_local is not None:
+        return Process("worker", rank, config.data_parallel_rank_local, takes_only_gpu=takes_only_gpu)
+    shard, local = divmod(rank, workers_per_shard(config))
+    return Process("worker", local, shard, takes_only_gpu=takes_only_gpu)
+
+
+def shown(options: Options, config: LaunchConfig, machine: Machine, rank: int | None) -> list[Process]:
+    if rank is not None and options.kind != "EngineCore":
+        return [of_rank(config, machine, rank)]
+    return [process for process in local_processes(config) if options.kind in (None, process.kind)]
+
+
+def launched(options: Options, config: LaunchConfig, machine: Machine, rank: int | None) -> Process | None:
+    if options.nproc is not None or (options.kind == "worker" and rank is None):
+        return None
+    if options.kind == "EngineCore":
+        shard = config.data_parallel_rank_local
+        if shard is None and rank is not None:
+            shard = rank // workers_per_shard(config)
+        over_all = shard is None and config.data_parallel_size_local > 1
+        return Process("EngineCore", dp_local_rank=0 if over_all else shard, over_all=over_all)
+    if rank is not None:
+        return of_rank(config, machine, rank)
+    return Process("EngineCore", dp_local_rank=0, over_all=True)

@@ -1,0 +1,200 @@
+"""``numa-launch [OPTIONS] -- COMMAND``: bind, then become COMMAND; with ``--dry-run``, show the plan instead.
+
+Example: ``LOCAL_RANK=3 numa-launch -- python train.py`` binds to the node of GPU 3 and becomes python.
+"""
+
+import logging
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from numa_launch.apply.command import become, check_command, find_numactl
+from numa_launch.apply.numactl import numactl_args
+from numa_launch.apply.probe import Prober
+from numa_launch.apply.spawn import applied, handover_variable, numactl_needed, report, unbound
+from numa_launch.cli.options import Options, launch_options
+from numa_launch.cli.request import Request, request
+from numa_launch.errors import ConfigError, StrictError
+from numa_launch.idsets import format_ids
+from numa_launch.log import LOGGER, say_once
+from numa_launch.machine import Machine, read_machine
+from numa_launch.machine.model import Note
+from numa_launch.plan import Binding, Circumstances, Plan, plan
+from numa_launch.plan.reasons import note
+
+EXAMPLES = """\b
+Examples:
+  numa-launch -- python worker.py             bind to the node(s) of the visible GPUs
+  numa-launch --dry-run                       show what would be bound here, and why
+  torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
+  numa-launch --numa-nodes 0,0,1,1 --tp 4 --dry-run -- python engine.py
+  numa-launch --map rank --nproc 4 --dry-run  spread four ranks over the nodes
+  numa-launch --dry-run --root captured/host  plan for another machine
+
+Options for --bind, --numa-nodes, --numa-cpus, --memory, --strict, --map and --vendor can also come from the
+environment: NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", …
+"""
+
+
+class Commands(click.Group):
+    """The subcommands; any other word is a COMMAND that lacks its ``--``."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.list_commands(ctx):
+            return super().resolve_command(ctx, args)
+        options = ctx.meta["numa_launch.args"][: -len(args)]
+        right = shlex.join(["numa-launch", *options, "--", *args])
+        raise click.UsageError(f"no subcommand {args[0]!r}; to run it as COMMAND, put -- before it: {right}")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["numa_launch.args"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["topo"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "topo":
+            return None
+        from numa_launch.cli.topo import topo
+
+        return topo
+
+
+@click.command(
+    cls=Commands,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    subcommand_metavar="-- COMMAND [ARGS]...",
+    options_metavar="[OPTIONS]",
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog=EXAMPLES,
+)
+@launch_options
+@click.option("-v", "--verbose", count=True, show_default=False, help="Say more.")
+@click.option("-q", "--quiet", is_flag=True, help="Say errors only.")
+@click.version_option(None, "--version", package_name="numa-launch", prog_name="numa-launch")
+@click.pass_context
+def cli(ctx: click.Context, verbose: int, quiet: bool, **values: Any) -> None:
+    """Bind COMMAND to the NUMA node of its GPU, then become it (same PID, its exit status)."""
+    set_up_logging(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
+    if ctx.invoked_subcommand:
+        refuse_launch_options(ctx)
+        return
+    from_environment = ctx.get_parameter_source("bind") is click.core.ParameterSource.ENVIRONMENT
+    options = Options(**values, bind_from_environment=from_environment)
+    run(options, ctx.obj, os.environ)
+
+
+def set_up_logging(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("numa-launch: %(message)s"))
+    logger = logging.getLogger(LOGGER)
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def refuse_launch_options(ctx: click.Context) -> None:
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and param.name not in ("verbose", "quiet"):
+            raise click.UsageError(f"{param.opts[0]} is no option of {ctx.invoked_subcommand}; its own stand behind it")
+    if ctx.obj is not None:
+        raise click.UsageError(f"{ctx.invoked_subcommand} takes no COMMAND; to run one of that name, put -- before it")
+
+
+def run(options: Options, command: list[str] | None, environ: Mapping[str, str]) -> None:
+    """Show the plan, or bind and become the command."""
+    if not options.dry_run:
+        check_run(options, command)
+    machine = read_machine(options.root or "/", vendor=options.vendor, environ=environ)
+    asked = request(options, machine, environ)
+    numactl = find_numactl(environ)
+    circumstances = Circumstances(
+        numactl_missing=numactl is None and options.root is None,
+        switched_off=asked.switched_off,
+        spread_ranks=asked.spread_ranks,
+    )
+    if options.dry_run:
+        show(machine, asked, circumstances, command or [], options.as_json)
+        return
+    if asked.launched is None:
+        raise ConfigError("--kind worker needs a rank: pass --rank, or start it under torchrun, srun or mpirun")
+    assert command  # check_run
+    check_command(command[0], environ)
+    made = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances)
+    report(with_warnings(made, asked.warnings))
+    args, in_force = resolve(made, asked, numactl)
+    if not in_force.bound:
+        become(command, environ)
+    said = described(in_force)
+    logging.getLogger(LOGGER).info("%s: numactl %s", said, shlex.join(args))
+    become(command, {**environ, **handover_variable(machine, in_force)}, numactl=numactl or "", numactl_args=args)
+
+
+def check_run(options: Options, command: list[str] | None) -> None:
+    """Raise for a command line that can only be planned, not run."""
+    if options.as_json:
+        raise click.UsageError("--json goes with --dry-run", click.get_current_context())
+    if options.root is not None:
+        raise click.UsageError("--root plans for a captured machine: add --dry-run", click.get_current_context())
+    if options.nproc is not None:
+        raise click.UsageError(
+            "--nproc only plans as yet: add --dry-run, or start the copies with torchrun --no-python "
+            "--nproc-per-node N numa-launch -- COMMAND",
+            click.get_current_context(),
+        )
+    if not command:
+        raise click.UsageError(
+            "COMMAND is missing: numa-launch [OPTIONS] -- COMMAND, or numa-launch --dry-run for the plan alone",
+            click.get_current_context(),
+        )
+
+
+def resolve(made: Plan, asked: Request, numactl: str | None) -> tuple[list[str], Binding]:
+    """Return the arguments that numactl accepts here, none where the process stays unbound, and what they set."""
+    binding = made.processes[0]
+    if not binding.bound:
+        return [], binding
+    if numactl is None:
+        raise numactl_needed()
+    found = Prober().arguments(numactl, binding, auto=made.mode == "auto", strict=asked.config.strict)
+    return list(found.args), applied(binding, found) if found.args else unbound(binding, found.dropped)
+
+
+def with_warnings(made: Plan, warnings: tuple[Note, ...]) -> Plan:
+    return Plan(made.mode, made.skip_reason, made.gpus, made.processes, made.warnings + warnings)
+
+
+def described(binding: Binding) -> str:
+    """Return one line that says where a process is bound."""
+    name = "EngineCore" if binding.kind == "EngineCore" else f"worker {binding.local_rank}"
+    memory = f", memory {binding.memory_policy} {format_ids(binding.memory_nodes)}" if binding.memory_policy else ""
+    return f"{name}: node {format_ids(binding.nodes)}, CPUs {format_ids(binding.cpus)}{memory}"
+
+
+def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], as_json: bool) -> None:
+    """Print the plan on stdout."""
+    from numa_launch.cli.show import print_json, print_plan
+
+    made = with_warnings(
+        plan(machine, asked.config, processes=asked.processes, circumstances=circumstances), asked.warnings
+    )
+    if circumstances.numactl_missing and made.bound:
+        made = with_warnings(made, (note("numactl-missing"),))
+    launched = None
+    if asked.launched is not None:
+        try:
+            launched = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances).processes[0]
+        except (ConfigError, StrictError):  # the processes shown can be bound, but COMMAND itself cannot
+            launched = None
+    if as_json:
+        print_json(made, launched, command)
+    else:
+        print_plan(made, launched, command)

@@ -1,0 +1,100 @@
+"""``numa-launch topo``: the machine, for people and (``--json``) for programs.
+
+Example: ``numa-launch topo --json --root captured/dgx-h100``.
+"""
+
+from typing import Any
+
+import click
+
+from numa_launch.cli.show import SCHEMA, dump, gpu_json, wide_console
+from numa_launch.idsets import format_ids
+from numa_launch.machine import Machine, read_machine
+from numa_launch.machine.pci import GPU_CLASSES
+from numa_launch.machine.topology import Topology, read_topology
+
+MOST_DISTANCES = 16
+"""A table of distances between more nodes than this is left to --json."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--root", metavar="DIR", help="Show the captured machine below DIR.")
+@click.option("--vendor", type=click.Choice(list(GPU_CLASSES)), help="Whose GPUs count.")
+def topo(as_json: bool, root: str | None, vendor: str | None) -> None:
+    """Show nodes, CPUs, memory, GPUs and what this process may use."""
+    machine = read_machine(root or "/", vendor=vendor)
+    topology = read_topology(root or "/", machine)
+    if as_json:
+        dump(topo_json(machine, topology))
+    else:
+        print_topo(machine, topology)
+
+
+def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
+    """Return the object of CONTRACT.md section 7: a GPU that is not visible has no index."""
+    index_of = {position: index for index, position in enumerate(machine.visible)}
+    return {
+        "schema": SCHEMA,
+        "nodes": [
+            {
+                "id": node.id,
+                "cpus": format_ids(node.cpus),
+                "usable_cpus": format_ids(machine.usable_cpus_of(node.id)),
+                "memory_kb": node.memory_kb,
+                "distances": {str(other): distance for other, distance in topology.distances[node.id].items()},
+            }
+            for node in machine.nodes
+        ],
+        "packages": [{"id": package, "cpus": format_ids(cpus)} for package, cpus in topology.packages],
+        "cores": [format_ids(cpus) for cpus in topology.cores],
+        "l3": [format_ids(cpus) for cpus in topology.l3],
+        "online_cpus": format_ids(machine.online),
+        "gpus": [
+            {
+                **gpu_json(index_of.get(position), gpu),
+                "vendor": gpu.vendor,
+                "class": gpu.pci_class,
+                "visible": position in index_of,
+            }
+            for position, gpu in enumerate(machine.gpus)
+        ],
+    }
+
+
+def print_topo(machine: Machine, topology: Topology) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = wide_console()
+    console.print(
+        f"{counted(len(machine.nodes), 'node')}, {counted(len(topology.packages), 'package')}, "
+        f"{counted(len(topology.cores), 'core')}, {counted(len(machine.online), 'CPU')}, "
+        f"{counted(len(machine.gpus), 'GPU')}"
+    )
+    index_of = {position: index for index, position in enumerate(machine.visible)}
+    nodes = Table("node", "CPUs", "usable CPUs", "memory", "GPUs", box=box.SIMPLE_HEAD, pad_edge=False)
+    for node in machine.nodes:
+        gpus = [str(index_of.get(i, "hidden")) for i, gpu in enumerate(machine.gpus) if gpu.node == node.id]
+        memory = "unknown" if node.memory_kb is None else f"{node.memory_kb / 2**20:.1f} GiB"
+        usable = format_ids(machine.usable_cpus_of(node.id))
+        nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, " ".join(gpus))
+    console.print(nodes)
+    if 1 < len(machine.nodes) <= MOST_DISTANCES and all(topology.distances.values()):
+        distances = Table("distance", *(str(node.id) for node in machine.nodes), box=box.SIMPLE_HEAD, pad_edge=False)
+        for node_id, row in topology.distances.items():
+            distances.add_row(str(node_id), *map(str, row.values()))
+        console.print(distances)
+    if machine.gpus:
+        gpus_table = Table("GPU", "address", "vendor", "name", "node", "source", box=box.SIMPLE_HEAD, pad_edge=False)
+        for position, gpu in enumerate(machine.gpus):
+            node_text = "unknown" if gpu.node is None else str(gpu.node)
+            shown = str(index_of.get(position, "hidden"))
+            gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", gpu.name or "", node_text, gpu.source or "")
+        console.print(gpus_table)
+    for said in machine.notes:
+        console.print(f"warning: {said.message} ({said.code})", markup=False)
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

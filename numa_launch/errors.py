@@ -1,0 +1,36 @@
+"""The errors that numa-launch raises, each with the exit status the command line gives it.
+
+Example: ``raise ConfigError("numa_bind_nodes [0, -1]: a node is a number from 0 on")`` ends ``numa-launch`` with 2.
+"""
+
+
+class NumaLaunchError(Exception):
+    """Any error of ours; its text is one whole sentence for the user."""
+
+    exit_status = 2
+
+
+class ConfigError(NumaLaunchError, ValueError):
+    """What was asked for is malformed, or cannot be planned on this machine."""
+
+
+class MachineError(NumaLaunchError):
+    """The root directory holds no machine, or a file that says what the GPUs are is broken."""
+
+
+class StrictError(NumaLaunchError, RuntimeError):
+    """``strict`` was asked for and a process could not be bound as planned."""
+
+    exit_status = 1
+
+
+class PlatformError(NumaLaunchError, OSError):
+    """Binding was asked for on a system other than Linux."""
+
+
+class CommandError(NumaLaunchError):
+    """COMMAND is not there (127) or may not be executed (126), as a shell reports it."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status

@@ -1,0 +1,72 @@
+"""Small files of sysfs and procfs, read so that nothing there can crash, block or fill the memory.
+
+Example: ``read_text("/sys/devices/system/node/online")`` is ``"0-1\\n"``, or None where it cannot be read.
+A captured machine may hold anything: a directory where a file should be, a FIFO, a link in a loop, a link to /dev/zero.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+MAX_BYTES = 4 << 20
+"""More than any of these files holds (a cpulist of 65,536 single CPUs is 390 kB); what is longer is endless."""
+
+T = TypeVar("T")
+
+
+def read_text(path: str, most: int = MAX_BYTES) -> str | None:
+    """Return the file's text, or None where it is missing, unreadable, no text or longer than MAX_BYTES.
+
+    With a smaller `most`, reading stops after that many bytes and what was read is returned.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        read = bytearray()
+        while len(read) < most and (chunk := os.read(fd, min(65536, most - len(read)))):
+            read += chunk
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    if len(read) >= MAX_BYTES:
+        return None
+    return read.decode("utf-8", "replace")
+
+
+def read_first_line(path: str) -> str | None:
+    """Return the first line, read in small pieces: the kernel makes numa_maps as it is read, a mapping at a time."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        read = bytearray()
+        while len(read) < 8192 and b"\n" not in read and (chunk := os.read(fd, 64)):
+            read += chunk
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return read.decode("utf-8", "replace").split("\n")[0]
+
+
+def read_value(path: str, parse: Callable[[str], T]) -> T | None:
+    """Return what `parse` makes of the file, or None where it cannot be read or parsed (ValueError)."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        return parse(text.strip(" \t\n\0"))
+    except ValueError:
+        return None
+
+
+def list_names(path: str) -> list[str]:
+    """Return the names in a directory, sorted; none where it cannot be listed."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

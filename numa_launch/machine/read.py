@@ -1,0 +1,87 @@
+"""Read a whole machine from a root directory: the live one from ``/``, a captured one from its copy.
+
+Example: ``read_machine("captured/dgx-a100").visible_gpus[0].node`` is 3.
+What it reads is CONTRACT.md section 8; a plan needs no file of a single CPU, so they are left to ``topology``.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from numa_launch.errors import MachineError, PlatformError
+from numa_launch.idsets import format_ids
+from numa_launch.machine.gpus import read_gpus
+from numa_launch.machine.limits import current_affinity, read_limits
+from numa_launch.machine.model import Gpu, Machine, Node, Note
+from numa_launch.machine.nodes import node_ids, read_distances, read_nodes, read_online_cpus
+from numa_launch.machine.priority import read_priority_cpus
+from numa_launch.machine.visible import visible_gpus
+
+
+def read_machine(
+    root: str | os.PathLike[str] = "/", *, vendor: str | None = None, environ: Mapping[str, str] | None = None
+) -> Machine:
+    """Return the machine below `root` (CONTRACT.md section 8 says which files), ``/`` being this one.
+
+    `vendor` (nvidia, amd, intel) overrides whose GPUs count; `environ` (default: this process's) holds the variables
+    that choose the visible ones. Raises MachineError where there is no machine or its gpus.json is broken, and
+    PlatformError for ``/`` on another system than Linux. Any other file that cannot be read narrows what is known.
+    """
+    environ = os.environ if environ is None else environ
+    top = os.path.normpath(os.fspath(root)).rstrip("/")
+    if not top:
+        require_linux()
+    elif not os.path.isdir(top):
+        raise MachineError(f"{top} is no machine: it is not a directory")
+    online = read_online(top)
+    nodes = read_nodes(top, online)
+    gpus = read_gpus(top, nodes, vendor)
+    visible = visible_gpus(gpus, environ)
+    return Machine(
+        nodes=nodes,
+        online=online,
+        limits=read_limits(top, online, environ),
+        gpus=gpus,
+        visible=visible.positions,
+        visible_by=visible.by,
+        priority_cpus=read_priority_cpus(top, online),
+        distances={node: read_distances(top, node, nodes) for node in without_cpus(gpus, nodes)},
+        has_node_directory=bool(node_ids(top)),
+        notes=visible.notes + overlap_note(nodes),
+    )
+
+
+def read_online(top: str) -> frozenset[int]:
+    """Return the online CPUs; in a sandbox without /sys, which must not keep a worker from starting, all there are."""
+    try:
+        return read_online_cpus(top)
+    except MachineError:
+        if top:
+            raise
+        return current_affinity() or frozenset(range(os.cpu_count() or 1))
+
+
+def require_linux() -> None:
+    if sys.platform != "linux":
+        raise PlatformError("numa-launch binds on Linux only")
+
+
+def without_cpus(gpus: tuple[Gpu, ...], nodes: tuple[Node, ...]) -> set[int]:
+    """Return the nodes without CPUs that a GPU names: only their distances are ever asked for."""
+    return {gpu.node for gpu in gpus if gpu.node is not None} & {node.id for node in nodes if not node.cpus}
+
+
+def overlap_note(nodes: tuple[Node, ...]) -> tuple[Note, ...]:
+    """Return the warning due where a CPU is listed by several nodes, which only bad firmware does."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for node in nodes:
+        twice |= node.cpus & seen
+        seen |= node.cpus
+    if not twice:
+        return ()
+    message = (
+        f"several nodes list the same CPUs ({format_ids(twice)}), a firmware error that makes their binding "
+        "meaningless: update the firmware, or pass --no-bind"
+    )
+    return (Note("overlapping-nodes", message),)

@@ -1,0 +1,1 @@
+"""CHECK: where processes really run and where their memory really is."""

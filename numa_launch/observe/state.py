@@ -1,0 +1,34 @@
+"""What the kernel shows of the calling process now.
+
+Example: ``log_current_affinity_state("worker 3")`` logs
+``worker 3: policy prefer:1, CPUs 8-15, nodes 1 (whole)``.
+"""
+
+from numa_launch.idsets import format_ids
+from numa_launch.log import LOGGER
+from numa_launch.machine.limits import current_affinity, read_policy
+from numa_launch.machine.nodes import read_nodes, read_online_cpus
+
+
+def current_affinity_state(label: str) -> str:
+    """Return one line: the label, the memory policy, the CPUs this thread may use and whose nodes they are."""
+    policy, cpus = read_policy(""), current_affinity()
+    if cpus is None:
+        return f"{label}: policy {policy or 'unknown'}, CPUs unknown, nodes unknown"
+    online = read_online_cpus("")
+    nodes = [node for node in read_nodes("", online) if not node.cpus.isdisjoint(cpus)]
+    whole = frozenset[int]().union(*(node.cpus for node in nodes)) <= cpus
+    share = "whole" if whole else "in part"
+    named = format_ids(node.id for node in nodes)
+    return f"{label}: policy {policy or 'unknown'}, CPUs {format_ids(cpus)}, nodes {named or 'none'} ({share})"
+
+
+def log_current_affinity_state(label: str) -> None:
+    """Log the calling process's policy, CPUs and nodes as one line at INFO; never raises and never waits."""
+    import logging
+
+    try:
+        line = current_affinity_state(" ".join(str(label).split()))
+    except Exception as error:  # a line in a log must not end a worker, whatever is wrong with its host
+        line = f"{label}: state unknown, {type(error).__name__}: {error}"
+    logging.getLogger(LOGGER).info("%s", line)

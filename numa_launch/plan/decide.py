@@ -1,0 +1,133 @@
+"""The plan of a host: which processes there are, and what is set on each.
+
+Example: ``plan(machine, LaunchConfig(tensor_parallel_size=8))`` has one EngineCore and eight workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from numa_launch.config import LaunchConfig, Mode
+from numa_launch.errors import ConfigError, StrictError
+from numa_launch.machine.model import Machine, Note
+from numa_launch.plan.auto import skip_reason
+from numa_launch.plan.bind import bind
+from numa_launch.plan.entries import Entries, Entry, entries_of
+from numa_launch.plan.model import Binding, Circumstances, Plan, Process
+from numa_launch.plan.ranks import gpu_index, local_processes, shard_indices, shard_of
+from numa_launch.plan.reasons import note
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A process, as yet unbound, and the gpu indices it takes its nodes from; None: all there are."""
+
+    unbound: Binding
+    indices: range | None
+
+
+def plan(
+    machine: Machine,
+    config: LaunchConfig,
+    *,
+    processes: Sequence[Process] | None = None,
+    circumstances: Circumstances = Circumstances(),
+) -> Plan:
+    """Return the binding of each of `processes` (default: all that this host starts) on `machine`.
+
+    Auto mode binds all of the host's processes or none, whichever are asked about. Raises ConfigError where an
+    explicit binding cannot be planned (a node without CPUs, an index past the end, a GPU whose node is unknown), and
+    StrictError where `config.strict` and a process may use no CPU of its nodes.
+    """
+    asked = local_processes(config) if processes is None else list(processes)
+    mode: Mode = "off" if circumstances.switched_off else config.mode
+    targets = [target_of(machine, config, process, circumstances) for process in asked]
+    unbound = tuple(target.unbound for target in targets)
+    if mode == "off":
+        by = circumstances.switched_off or "numa_bind=False (--no-bind)"
+        return Plan(mode, note("disabled", by=by), machine.visible_gpus, unbound, machine.notes)
+
+    skip = skip_reason(machine, config, circumstances) if mode == "auto" else None
+    if skip:
+        return Plan(mode, skip, machine.visible_gpus, unbound, machine.notes)
+
+    entries = entries_of(machine, config, circumstances.spread_ranks)
+    relevant = targets
+    if mode == "auto":
+        others = [] if any(process.takes_only_gpu for process in asked) else local_processes(config)
+        relevant = targets + [target_of(machine, config, process, circumstances) for process in others]
+        skip = entry_obstacle(entries, relevant, by_gpu=circumstances.spread_ranks is None)
+        if skip:
+            return Plan(mode, skip, machine.visible_gpus, unbound, machine.notes)
+
+    bindings = {target: bind(machine, config, target.unbound, taken(entries, target)) for target in relevant}
+    refused = tuple(dict.fromkeys(b.reasons[0] for b in bindings.values() if not b.bound))
+    if refused and config.strict:
+        raise StrictError(refused[0].message)
+    if refused and mode == "auto":
+        return Plan(mode, refused[0], machine.visible_gpus, unbound, machine.notes)
+    bound = tuple(bindings[target] for target in targets)
+    return Plan(mode, None, machine.visible_gpus, bound, machine.notes + refused)
+
+
+def target_of(machine: Machine, config: LaunchConfig, process: Process, circumstances: Circumstances) -> _Target:
+    shard = shard_of(config, process.dp_local_rank)
+    unbound = Binding(process.kind, process.local_rank, shard)
+    if process.kind == "EngineCore":
+        return _Target(unbound, None if process.over_all else shard_indices(config, process.dp_local_rank))
+    index = gpu_index(config, process.local_rank, process.dp_local_rank)
+    lists = config.numa_bind_nodes or config.numa_bind_cpus or ()
+    takes_only = process.takes_only_gpu and len(machine.visible) == 1
+    by_gpu = machine.visible and circumstances.spread_ranks is None
+    unbound = replace(unbound, gpu_index=(0 if takes_only else index) if by_gpu else None)
+    if takes_only and len(lists) < 2:
+        index = 0
+    return _Target(unbound, range(index, index + 1))
+
+
+def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
+    """Return the entries of a process; raises ConfigError for an index past the end or a GPU of unknown node."""
+    if target.indices is None:
+        chosen = entries.entries
+        indices: Sequence[int] = range(len(entries))
+    else:
+        indices = target.indices
+        if indices[-1] >= len(entries):
+            first_past = max(indices[0], len(entries))
+            raise ConfigError(
+                f"{described(target)} needs entry {first_past}, but {entries.counted} (entry 0 is the first): "
+                "pass --numa-nodes (numa_bind_nodes) with one node for each, or lower the parallel sizes"
+            )
+        chosen = entries.entries[indices[0] : indices[-1] + 1]
+    if not chosen:
+        raise ConfigError(
+            "no GPU is visible here, so there is no node to bind to: pass --numa-nodes (numa_bind_nodes), "
+            "or --map rank to spread ranks over the nodes"
+        )
+    unknown = [i for i, entry in zip(indices, chosen, strict=True) if entry.nodes is None]
+    if unknown:
+        raise ConfigError(
+            f"the node of GPU {unknown[0]} is unknown (neither the firmware nor the driver says): "
+            "pass --numa-nodes (numa_bind_nodes) with one node per GPU"
+        )
+    return chosen
+
+
+def described(target: _Target) -> str:
+    """Return the process in words."""
+    if target.unbound.kind == "EngineCore":
+        return f"the EngineCore of shard {target.unbound.dp_local_rank}"
+    return f"worker {target.unbound.local_rank} of shard {target.unbound.dp_local_rank}"
+
+
+def entry_obstacle(entries: Entries, targets: Sequence[_Target], by_gpu: bool) -> Note | None:
+    """Return why auto mode cannot take its nodes from the GPUs of all these processes."""
+    for target in targets:
+        if by_gpu and target.indices and target.indices[-1] >= len(entries):
+            count = f"only {len(entries)} {'is' if len(entries) == 1 else 'are'}"
+            index = max(target.indices[0], len(entries))
+            return note("gpu-index-out-of-range", process=described(target), index=index, count=count)
+    for target in targets:
+        for i, entry in enumerate(taken(entries, target), start=target.indices[0] if target.indices else 0):
+            if entry.without_cpus is not None:
+                return note("node-without-cpus", index=i, node=entry.without_cpus)
+    return None

@@ -1,0 +1,83 @@
+"""The plan as data: the processes asked about, and for each what to set and why.
+
+Example: ``Binding(Process("worker", 1), gpu_index=1, nodes=(3,), cpus=..., by_node=True, memory_policy="membind",
+memory_nodes=(3,))`` becomes ``numactl --cpunodebind=3 --membind=3``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from numa_launch.config import Mode
+from numa_launch.machine.model import Gpu, Note
+
+Kind = Literal["EngineCore", "worker"]
+MemoryPolicy = Literal["membind", "preferred", "preferred-many", "interleave"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process to plan for.
+
+    `dp_local_rank` is its shard on this host, None: the config's. `over_all` makes an EngineCore span all visible GPUs
+    instead of its shard's; `takes_only_gpu` gives a worker the one GPU that its launcher left visible, whatever its
+    rank.
+    """
+
+    kind: Kind
+    local_rank: int = 0
+    dp_local_rank: int | None = None
+    over_all: bool = False
+    takes_only_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What to set on one process; without `cpus` it stays unbound.
+
+    `cpus` are all CPUs it will have. `by_node` means that they are all online CPUs of its nodes, so that numactl may
+    be given the nodes. `memory_policy` None leaves memory alone. `reasons` say what differs from the plain rule.
+    """
+
+    kind: Kind
+    local_rank: int
+    dp_local_rank: int
+    gpu_index: int | None = None
+    nodes: tuple[int, ...] = ()
+    cpus: frozenset[int] = frozenset()
+    by_node: bool = False
+    memory_nodes: tuple[int, ...] = ()
+    memory_policy: MemoryPolicy | None = None
+    reasons: tuple[Note, ...] = ()
+
+    @property
+    def bound(self) -> bool:
+        return bool(self.cpus)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The bindings in the order asked for; `skip_reason` says why a plan in mode auto or off binds nothing."""
+
+    mode: Mode
+    skip_reason: Note | None
+    gpus: tuple[Gpu, ...]
+    processes: tuple[Binding, ...]
+    warnings: tuple[Note, ...] = ()
+
+    @property
+    def bound(self) -> bool:
+        return any(process.bound for process in self.processes)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What only the live host decides; the defaults fit a captured machine.
+
+    `start_method` other than spawn, `numactl_missing` and `switched_off` (by what) each keep auto mode unbound.
+    `spread_ranks` is ``--map rank``: the number of ranks to spread over the nodes, None: by GPU.
+    """
+
+    start_method: str = "spawn"
+    numactl_missing: bool = False
+    switched_off: str | None = None
+    spread_ranks: int | None = field(default=None)
