@@ -13,16 +13,18 @@ Example::
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from numa_launch.config import LaunchConfig
+import numa_launch.plan  # noqa: F401  first: imported later it would take the place of the function `plan` below
 from numa_launch.errors import ConfigError, MachineError, NumaLaunchError, PlatformError, StrictError
-from numa_launch.plan import Binding, Plan, plan
 
 if TYPE_CHECKING:
     from numa_launch.apply.auto import get_auto_numa_nodes
     from numa_launch.apply.current import CurrentBinding, bind_current_process
     from numa_launch.apply.spawn import configure_subprocess
-    from numa_launch.machine import Machine, read_machine
+    from numa_launch.config import LaunchConfig
+    from numa_launch.machine.model import Machine
+    from numa_launch.machine.read import read_machine
     from numa_launch.observe.state import log_current_affinity_state
+    from numa_launch.plan.model import Binding, Plan
 
 __version__ = "0.1.0"
 
@@ -45,17 +47,31 @@ __all__ = [
     "read_machine",
 ]
 
-# Imported where first used, as importing numa_launch should cost a program nothing. `plan` is not among them: its
-# package has the same name, and would take its place.
 _MODULE_OF = {
+    "Binding": "numa_launch.plan.model",
     "CurrentBinding": "numa_launch.apply.current",
-    "Machine": "numa_launch.machine",
+    "LaunchConfig": "numa_launch.config",
+    "Machine": "numa_launch.machine.model",
+    "Plan": "numa_launch.plan.model",
     "bind_current_process": "numa_launch.apply.current",
     "configure_subprocess": "numa_launch.apply.spawn",
     "get_auto_numa_nodes": "numa_launch.apply.auto",
     "log_current_affinity_state": "numa_launch.observe.state",
-    "read_machine": "numa_launch.machine",
+    "read_machine": "numa_launch.machine.read",
 }
+"""Where the public names come from, when first used: importing numa_launch should cost a program nothing."""
+
+
+def plan(machine: "Machine", config: "LaunchConfig") -> "Plan":
+    """Return the binding of each process that a host starts: one EngineCore and its workers a local shard.
+
+    `machine` is what read_machine returned. Raises ConfigError where an explicit binding cannot be planned (a node
+    without CPUs, an index past the end, a GPU whose node is unknown), and StrictError where `config.strict` and a
+    process may use no CPU of its nodes.
+    """
+    from numa_launch.plan.decide import plan as decide
+
+    return decide(machine, config)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,18 +9,19 @@ import ctypes
 import logging
 import os
 import platform
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numa_launch.apply.detect import detect
-from numa_launch.apply.spawn import check_process, report, switched_off, unbound
+from numa_launch.apply.outcome import report, unbound
+from numa_launch.apply.spawn import check_process, switched_off
 from numa_launch.config import launch_config
 from numa_launch.errors import StrictError
 from numa_launch.log import say_once
 from numa_launch.machine.read import require_linux
-from numa_launch.plan import Binding, Circumstances, Process, plan
-from numa_launch.plan.model import Kind, MemoryPolicy
+from numa_launch.plan.decide import plan
+from numa_launch.plan.model import Binding, Circumstances, Kind, MemoryPolicy, Process
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Machine → number of the system call set_mempolicy."""
@@ -29,8 +30,7 @@ MODES: dict[MemoryPolicy, int] = {"preferred": 1, "membind": 2, "interleave": 3,
 """Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
 
 
-@dataclass(frozen=True)
-class CurrentBinding:
+class CurrentBinding(NamedTuple):
     """What bind_current_process did: the plan's binding, and in words each part of it that could not be reached."""
 
     binding: Binding
@@ -90,9 +90,9 @@ def failed(binding: Binding, problem: str, strict: bool) -> CurrentBinding:
 
 
 def bind_other_threads(cpus: frozenset[int]) -> dict[int, str | None]:
-    """Set the affinity of every other thread, also of those that appear meanwhile; return each one's problem, if any."""
+    """Set the affinity of every other thread, also of those that appear meanwhile; return each one's problem."""
     done: dict[int, str | None] = {}
-    own = ctypes.CDLL(None).gettid() if not hasattr(os, "gettid") else os.gettid()
+    own = threading.get_native_id()
     while new := {int(name) for name in os.listdir("/proc/self/task")} - done.keys() - {own}:
         for thread in new:
             try:

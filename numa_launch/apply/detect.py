@@ -4,8 +4,8 @@ Example: ``detect(config)`` reads the machine once; later calls, and the child t
 """
 
 import os
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple
 
 from numa_launch.config import LaunchConfig
 from numa_launch.machine.handover import VARIABLE
@@ -17,8 +17,7 @@ from numa_launch.machine.visible import VARIABLES
 KEPT = "_numa_launch_detected"
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What a detection depends on: the process, its affinity, and the variables that were read."""
 
     pid: int
@@ -26,8 +25,7 @@ class State:
     variables: tuple[str | None, ...]
 
 
-@dataclass(frozen=True)
-class Detected:
+class Detected(NamedTuple):
     state: State
     machine: Machine
 
@@ -43,7 +41,7 @@ def detect(config: Any) -> Machine:
     global _latest
     state = State(os.getpid(), current_affinity(), tuple(os.environ.get(name) for name in (*VARIABLES, VARIABLE)))
     holder = holder_of(config)
-    kept = getattr(holder, KEPT, None)
+    kept: Detected | None = getattr(holder, KEPT, None)
     for known in (kept, _latest):
         if known and known.state == state:
             return known.machine

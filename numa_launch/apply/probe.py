@@ -7,8 +7,7 @@ that memory policies are forbidden there. Each argument list is tried once in a 
 import logging
 import os
 import signal
-import tempfile
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numa_launch.apply.numactl import candidates, memory_args, numactl_args
 from numa_launch.errors import StrictError
@@ -21,8 +20,7 @@ from numa_launch.plan.reasons import note, warning
 TIME_LIMIT_S = 10
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The arguments that work; `args` is empty where none do. `dropped` says what was given up, and why."""
 
     args: tuple[str, ...]
@@ -57,19 +55,21 @@ class Prober:
             return found
         if strict:
             raise StrictError(f"cannot bind as planned: {complaint(binding, first_problem)}")
+        why = complaint(binding, first_problem)
         if auto and not found.args:
-            reason = note("probe-failed", why=complaint(binding, first_problem))
-            self._auto_failure = found = Found((), reason)
-            say_once(logging.WARNING, reason.message)
+            dropped = note("probe-failed", why=why)
+            self._auto_failure = Found((), dropped)
         else:
-            found = Found(
-                found.args,
-                warning(
-                    "binding-dropped", what=what_was_dropped(binding, found), why=complaint(binding, first_problem)
-                ),
-            )
-            say_once(logging.WARNING, found.dropped.message)
-        return found
+            dropped = warning("binding-dropped", what=what_was_dropped(binding, found), why=why)
+        say_once(logging.WARNING, dropped.message)
+        return Found(found.args, dropped)
+
+    def preload_problem(self, preload: str) -> str | None:
+        """Return why ``sh``, which runs the wrapper, does not survive the LD_PRELOAD in force; None where it does."""
+        key = (preload, (), None)
+        if key not in self._problems:
+            self._problems[key] = try_arguments(["/bin/sh", "-c", ":"])
+        return self._problems[key]
 
     def problem(self, numactl: str, args: list[str], affinity: frozenset[int] | None) -> str | None:
         """Return numactl's first own line where it refuses the arguments, None where it takes them."""
@@ -88,10 +88,11 @@ def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None)
 def try_arguments(command: list[str]) -> str | None:
     """Run the command, at most TIME_LIMIT_S; return None where it ends well, else one line that says why not."""
     import subprocess
+    import tempfile
 
     with tempfile.TemporaryFile() as output:
         try:
-            # Its own group, so that what a hanging numactl started ends with it; a file, so that nobody waits for a pipe.
+            # Its own group, so that what a hanging numactl started ends with it; a file: nobody waits for a pipe.
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
@@ -115,8 +116,7 @@ def first_own_line(output: str) -> str | None:
     """Return the first line that is numactl's message: no usage page, no ``<9> is invalid``."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("usage:", "Usage:", "<"))]
-    printable = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else None
-    return printable
+    return "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else None
 
 
 def what_was_dropped(binding: Binding, found: Found) -> str:
@@ -141,4 +141,6 @@ def remedy(problem: str) -> str:
         )
     if "out of range" in problem or "invalid" in problem:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
+    if os.environ.get("LD_PRELOAD"):
+        return "LD_PRELOAD is set and reaches numactl too: unset it, or set it inside the worker"
     return "run that with `true` behind it to see more, or pass --no-bind"

@@ -14,21 +14,21 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from numa_launch.apply.command import find_numactl, is_executable
 from numa_launch.apply.detect import detect
-from numa_launch.apply.numactl import memory_args, policy_text
-from numa_launch.apply.probe import Found, Prober
+from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
+from numa_launch.apply.probe import Prober
 from numa_launch.config import LaunchConfig, is_count, launch_config
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.log import say_once
-from numa_launch.machine.handover import VARIABLE, Handover
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.handover import VARIABLE
+from numa_launch.machine.model import Note
 from numa_launch.machine.read import require_linux
-from numa_launch.plan import Binding, Circumstances, Plan, Process, plan
-from numa_launch.plan.model import Kind
+from numa_launch.plan.decide import plan
+from numa_launch.plan.model import Binding, Circumstances, Kind, Process
 from numa_launch.plan.reasons import warning
 
 WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrapper.sh")
@@ -217,25 +217,8 @@ def numactl_now() -> str | None:
     return _numactl_of_path[path]
 
 
-def numactl_needed() -> ConfigError:
-    return ConfigError(
-        "explicit binding needs numactl, which is not on PATH: install the package numactl (apt-get install numactl "
-        "or dnf install numactl), or leave --bind (numa_bind=True) and the lists away"
-    )
-
-
 def variables_now() -> dict[str, str]:
     return {name: os.environ[name] for name in (*WRAPPER_VARIABLES, VARIABLE) if name in os.environ}
-
-
-def report(made: Plan) -> None:
-    """Log, once each, why nothing is bound and what the user should know of the plan."""
-    if made.skip_reason:
-        say_once(logging.INFO, f"staying unbound ({made.skip_reason.code}): {made.skip_reason.message}")
-    for warned in made.warnings:
-        say_once(logging.WARNING, warned.message)
-    for reason in (reason for binding in made.processes if binding.bound for reason in binding.reasons):
-        say_once(logging.INFO, reason.message)
 
 
 def cannot_wrap(circumstances: Circumstances, process: Process, python: Executable) -> Note | None:
@@ -246,6 +229,11 @@ def cannot_wrap(circumstances: Circumstances, process: Process, python: Executab
     if not is_executable(WRAPPER):
         fix = f"chmod +x {WRAPPER}, or install numa-launch on a file system that is not mounted noexec"
         return warning("wrapper-not-executable", path=WRAPPER, fix=fix)
+    if preload := os.environ.get("LD_PRELOAD"):
+        problem = _prober.preload_problem(preload)
+        if problem:
+            fix = f"LD_PRELOAD={preload} is set and ends it ({problem}): set it inside the worker instead"
+            return warning("wrapper-not-executable", path="/bin/sh", fix=fix)
     if not python:
         return warning(
             "wrapper-not-executable",
@@ -253,35 +241,6 @@ def cannot_wrap(circumstances: Circumstances, process: Process, python: Executab
             fix=("call multiprocessing.set_executable with the path of a Python first"),
         )
     return None
-
-
-def unbound(binding: Binding, reason: Note | None) -> Binding:
-    """Return the binding with nothing to set, and why."""
-    reasons = (reason,) if reason else ()
-    return Binding(binding.kind, binding.local_rank, binding.dp_local_rank, binding.gpu_index, reasons=reasons)
-
-
-def applied(binding: Binding, found: Found) -> Binding:
-    """Return the binding as the arguments that work will set it."""
-    if found.dropped is None:
-        return binding
-    has_memory = all(arg in found.args for arg in memory_args(binding))
-    return replace(
-        binding,
-        by_node=any(arg.startswith("--cpunodebind") for arg in found.args),
-        memory_nodes=binding.memory_nodes if has_memory else (),
-        memory_policy=binding.memory_policy if has_memory else None,
-        reasons=(*binding.reasons, found.dropped),
-    )
-
-
-def handover_variable(machine: Machine, binding: Binding) -> dict[str, str]:
-    """Return the variable that tells the process what was set on it, and what was allowed before."""
-    limits = machine.limits
-    policy = policy_text(binding) or limits.current_policy
-    if limits.affinity is None or limits.policy is None or policy is None:
-        return {}
-    return {VARIABLE: str(Handover(binding.cpus, policy, limits.affinity, limits.policy))}
 
 
 def started_since(swap: Swap) -> list[Any]:

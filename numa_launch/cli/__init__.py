@@ -29,11 +29,9 @@ def status_of(args: list[str]) -> int:
         return int(status or 0)
     except NumaLaunchError as error:
         return fail(str(error), error.exit_status)
-    except click.UsageError as error:
-        usage = error.ctx.get_usage() if error.ctx else ""
-        return fail(error.format_message(), error.exit_code, usage)
     except click.ClickException as error:
-        return fail(error.format_message(), error.exit_code)
+        context = getattr(error, "ctx", None)
+        return fail(error.format_message(), error.exit_code, context.get_usage() if context else "")
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:  # `numa-launch topo | head`: the reader has what it wants

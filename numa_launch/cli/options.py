@@ -4,8 +4,7 @@ Example: ``--numa-nodes 0,0,1,1 --tp 4`` becomes ``Options(numa_nodes=[0, 0, 1, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -17,8 +16,7 @@ from numa_launch.plan.model import Kind
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What the command line and the environment say; None is not said."""
 
     bind: bool | None

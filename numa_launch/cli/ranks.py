@@ -1,6 +1,6 @@
 """Which rank this process is, and how many there are, as its launcher says in the environment.
 
-Example: under torchrun ``local_rank({"LOCAL_RANK": "3"})`` is (3, None). PMI_RANK and PMIX_RANK are global, never local.
+Example: under torchrun ``local_rank({"LOCAL_RANK": "3"})`` is (3, ()). PMI_RANK and PMIX_RANK are global, never local.
 """
 
 import re

@@ -4,20 +4,20 @@ Example: ``request(options, machine, {"LOCAL_RANK": "3"})`` asks about worker 3 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from numa_launch.cli.options import Options
 from numa_launch.cli.ranks import local_rank, local_size, mpi_variable
 from numa_launch.config import LaunchConfig
 from numa_launch.errors import ConfigError
 from numa_launch.machine.model import Machine, Note
-from numa_launch.plan import Process
+from numa_launch.plan.model import Process
 from numa_launch.plan.ranks import local_processes, nnodes_within_dp, workers_per_shard
 from numa_launch.plan.reasons import warning
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a command line asks for.
 
     `processes` are those a dry run shows; `launched` is what COMMAND becomes, None where it cannot be run so.

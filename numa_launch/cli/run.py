@@ -12,17 +12,17 @@ from typing import Any
 import click
 
 from numa_launch.apply.command import become, check_command, find_numactl
-from numa_launch.apply.numactl import numactl_args
+from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.apply.probe import Prober
-from numa_launch.apply.spawn import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.cli.options import Options, launch_options
 from numa_launch.cli.request import Request, request
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.idsets import format_ids
-from numa_launch.log import LOGGER, say_once
-from numa_launch.machine import Machine, read_machine
-from numa_launch.machine.model import Note
-from numa_launch.plan import Binding, Circumstances, Plan, plan
+from numa_launch.log import LOGGER
+from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.read import read_machine
+from numa_launch.plan.decide import plan
+from numa_launch.plan.model import Binding, Circumstances, Plan
 from numa_launch.plan.reasons import note
 
 EXAMPLES = """\b
@@ -80,7 +80,7 @@ class Commands(click.Group):
 @click.option("-q", "--quiet", is_flag=True, help="Say errors only.")
 @click.version_option(None, "--version", package_name="numa-launch", prog_name="numa-launch")
 @click.pass_context
-def cli(ctx: click.Context, verbose: int, quiet: bool, **values: Any) -> None:
+def cli(ctx: click.Context, /, verbose: int, quiet: bool, **values: Any) -> None:
     """Bind COMMAND to the NUMA node of its GPU, then become it (same PID, its exit status)."""
     set_up_logging(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     if ctx.invoked_subcommand:

@@ -11,7 +11,7 @@ import click
 from numa_launch.apply.numactl import numactl_args
 from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Gpu, Note
-from numa_launch.plan import Binding, Plan
+from numa_launch.plan.model import Binding, Plan
 
 if TYPE_CHECKING:
     from rich.console import Console

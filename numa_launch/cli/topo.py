@@ -9,8 +9,9 @@ import click
 
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, wide_console
 from numa_launch.idsets import format_ids
-from numa_launch.machine import Machine, read_machine
+from numa_launch.machine.model import Machine
 from numa_launch.machine.pci import GPU_CLASSES
+from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import Topology, read_topology
 
 MOST_DISTANCES = 16

@@ -4,8 +4,7 @@ Example: ``read_gpus_json("captured/dgx-h100")`` gives what NVML said on that ho
 """
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numa_launch.errors import MachineError
 from numa_launch.idsets import parse_ids
@@ -13,8 +12,7 @@ from numa_launch.machine.files import list_names, read_text
 from numa_launch.machine.pci import normal_bdf, pci_order
 
 
-@dataclass(frozen=True)
-class DriverGpu:
+class DriverGpu(NamedTuple):
     """A GPU as its vendor's library describes it; what it does not know is None."""
 
     bdf: str | None
@@ -42,7 +40,7 @@ def read_gpus_json(root: str) -> tuple[DriverGpu, ...] | None:
         entries = json.loads(text)
         if not isinstance(entries, list):
             raise ValueError("it is not a list")
-        gpus = [(entry_index(entry), driver_gpu(entry)) for entry in entries]
+        gpus = [(field(entry, "index", int), driver_gpu(entry)) for entry in entries]
     except (ValueError, RecursionError) as error:
         raise MachineError(f"{path} is broken: {' '.join(str(error).split())}") from None
     if all(gpu.bdf for _, gpu in gpus):
@@ -50,10 +48,6 @@ def read_gpus_json(root: str) -> tuple[DriverGpu, ...] | None:
     elif all(index is not None for index, _ in gpus):
         gpus.sort(key=lambda gpu: gpu[0] or 0)
     return tuple(gpu for _, gpu in gpus)
-
-
-def entry_index(entry: Any) -> int | None:
-    return field(entry, "index", int)
 
 
 def driver_gpu(entry: Any) -> DriverGpu:

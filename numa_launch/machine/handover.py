@@ -5,15 +5,14 @@ process that might use CPUs 0-15 with policy ``default``. A library call inside 
 plans from what was allowed before; anything else was done by somebody else, and is respected.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numa_launch.idsets import format_ids, parse_ids
 
 VARIABLE = "NUMA_LAUNCH_BOUND"
 
 
-@dataclass(frozen=True)
-class Handover:
+class Handover(NamedTuple):
     """`cpus` and `policy` as set on the process; `cpus_before` and `policy_before` as they were.
 
     Policies are as numa_maps shows them.

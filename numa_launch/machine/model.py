@@ -7,10 +7,10 @@ Sets of ids are ``frozenset[int]``; text such as ``"0-3"`` exists only in files 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A NUMA node of the kernel.
 
     `cpus` are its online CPUs, none for a memory-only node; `memory_kb` is its size in KiB (meminfo), None: unknown.
@@ -21,8 +21,7 @@ class Node:
     memory_kb: int | None
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU of the host; what is not known is None.
 
     `node` is what the source says, also a node without CPUs; `source` is ``pci-node``, ``pci-cpus``, ``nvml-cpus``
@@ -40,8 +39,7 @@ class Gpu:
     mig: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What this process may use.
 
     `affinity`: its allowed CPUs, None where they cannot be read. `cpuset`: the CPUs of its cgroup, None where no file
@@ -58,8 +56,7 @@ class Limits:
     current_policy: str | None = "default"
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """Something about the machine that the user should know: a stable code and one sentence."""
 
     code: str

@@ -7,7 +7,7 @@ Source: kernel Documentation/ABI/testing/sysfs-bus-pci; classes from the PCI Cod
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numa_launch.idsets import parse_ids
 from numa_launch.machine.files import list_names, read_value
@@ -27,8 +27,7 @@ The first vendor that has any is the host's. An Instinct host's integrated graph
 _BDF = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])")
 
 
-@dataclass(frozen=True)
-class PciGpu:
+class PciGpu(NamedTuple):
     """A PCI device that is a GPU: `numa_node` and `local_cpus` as sysfs has them, None where it does not say."""
 
     bdf: str

@@ -7,7 +7,7 @@ Documentation/ABI/testing/sysfs-devices-system-cpu.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numa_launch.machine.files import list_names, read_value
 from numa_launch.machine.model import Machine
@@ -20,9 +20,8 @@ PACKAGE_FILES = ("core_siblings", "package_cpus")
 """The names of old and all kernels, then those that new ones prefer."""
 
 
-@dataclass(frozen=True)
-class Topology:
-    """CPU sets, each sorted by first CPU; `packages` are (physical_package_id, CPUs), `distances` node → node → SLIT."""
+class Topology(NamedTuple):
+    """CPU sets, each sorted by first CPU; `packages` are (id, CPUs), `distances` node → node → SLIT."""
 
     cores: IdSets
     l3: IdSets

@@ -6,7 +6,7 @@ specification (ZE_AFFINITY_MASK).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from numa_launch.idsets import shortened
 from numa_launch.machine.model import Gpu, Note
@@ -22,8 +22,7 @@ VARIABLES = (
 """Every variable that this module reads."""
 
 
-@dataclass(frozen=True)
-class Visible:
+class Visible(NamedTuple):
     """Positions of the visible GPUs in the host's list; `by` is the variable that chose them, None: none is set."""
 
     positions: tuple[int, ...]
@@ -107,7 +106,7 @@ def visible_intel(everything: tuple[int, ...], environ: Mapping[str, str]) -> Vi
     if not mask:
         return Visible(everything)
     devices = {entry.strip().partition(".")[0] for entry in mask.split(",")}
-    notes = ()
+    notes: tuple[Note, ...] = ()
     if environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "FLAT":
         notes = (
             Note(

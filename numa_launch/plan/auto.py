@@ -11,7 +11,7 @@ from numa_launch.plan.reasons import note
 
 
 def skip_reason(machine: Machine, config: LaunchConfig, circumstances: Circumstances) -> Note | None:
-    """Return why nothing is bound in mode auto, as far as config, host and limits tell; None: nothing stands against it.
+    """Return why nothing is bound in mode auto, as far as config, host and limits tell; None where they allow it.
 
     What depends on single processes (gpu-index-out-of-range and after) is left to ``decide``.
     """

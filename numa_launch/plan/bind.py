@@ -5,7 +5,6 @@ CONTRACT.md section 3 has the rules; numactl's behaviour behind them is in FACTS
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from numa_launch.config import LaunchConfig
 from numa_launch.idsets import format_ids
@@ -29,10 +28,9 @@ def bind(machine: Machine, config: LaunchConfig, target: Binding, entries: Seque
         cpus, by_node, cpu_reasons = cpus_of_nodes(machine, nodes, use_priority=not has_lists, also=listed)
         reasons += cpu_reasons
     if not cpus:
-        return replace(target, reasons=(not_allowed(machine, nodes, entries),))
+        return target._replace(reasons=(not_allowed(machine, nodes, entries),))
     memory_nodes, memory_reasons = memory_of_nodes(machine, config, nodes)
-    return replace(
-        target,
+    return target._replace(
         nodes=nodes,
         cpus=cpus,
         by_node=by_node,

@@ -4,7 +4,7 @@ Example: ``plan(machine, LaunchConfig(tensor_parallel_size=8))`` has one EngineC
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from numa_launch.config import LaunchConfig, Mode
 from numa_launch.errors import ConfigError, StrictError
@@ -12,13 +12,12 @@ from numa_launch.machine.model import Machine, Note
 from numa_launch.plan.auto import skip_reason
 from numa_launch.plan.bind import bind
 from numa_launch.plan.entries import Entries, Entry, entries_of
-from numa_launch.plan.model import Binding, Circumstances, Plan, Process
+from numa_launch.plan.model import CAPTURED, Binding, Circumstances, Plan, Process
 from numa_launch.plan.ranks import gpu_index, local_processes, shard_indices, shard_of
 from numa_launch.plan.reasons import note
 
 
-@dataclass(frozen=True)
-class _Target:
+class _Target(NamedTuple):
     """A process, as yet unbound, and the gpu indices it takes its nodes from; None: all there are."""
 
     unbound: Binding
@@ -30,7 +29,7 @@ def plan(
     config: LaunchConfig,
     *,
     processes: Sequence[Process] | None = None,
-    circumstances: Circumstances = Circumstances(),
+    circumstances: Circumstances = CAPTURED,
 ) -> Plan:
     """Return the binding of each of `processes` (default: all that this host starts) on `machine`.
 
@@ -78,7 +77,7 @@ def target_of(machine: Machine, config: LaunchConfig, process: Process, circumst
     lists = config.numa_bind_nodes or config.numa_bind_cpus or ()
     takes_only = process.takes_only_gpu and len(machine.visible) == 1
     by_gpu = machine.visible and circumstances.spread_ranks is None
-    unbound = replace(unbound, gpu_index=(0 if takes_only else index) if by_gpu else None)
+    unbound = unbound._replace(gpu_index=(0 if takes_only else index) if by_gpu else None)
     if takes_only and len(lists) < 2:
         index = 0
     return _Target(unbound, range(index, index + 1))
@@ -88,11 +87,11 @@ def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
     """Return the entries of a process; raises ConfigError for an index past the end or a GPU of unknown node."""
     if target.indices is None:
         chosen = entries.entries
-        indices: Sequence[int] = range(len(entries))
+        indices: Sequence[int] = range(entries.size)
     else:
         indices = target.indices
-        if indices[-1] >= len(entries):
-            first_past = max(indices[0], len(entries))
+        if indices[-1] >= entries.size:
+            first_past = max(indices[0], entries.size)
             raise ConfigError(
                 f"{described(target)} needs entry {first_past}, but {entries.counted} (entry 0 is the first): "
                 "pass --numa-nodes (numa_bind_nodes) with one node for each, or lower the parallel sizes"
@@ -122,9 +121,9 @@ def described(target: _Target) -> str:
 def entry_obstacle(entries: Entries, targets: Sequence[_Target], by_gpu: bool) -> Note | None:
     """Return why auto mode cannot take its nodes from the GPUs of all these processes."""
     for target in targets:
-        if by_gpu and target.indices and target.indices[-1] >= len(entries):
-            count = f"only {len(entries)} {'is' if len(entries) == 1 else 'are'}"
-            index = max(target.indices[0], len(entries))
+        if by_gpu and target.indices and target.indices[-1] >= entries.size:
+            count = f"only {entries.size} {'is' if entries.size == 1 else 'are'}"
+            index = max(target.indices[0], entries.size)
             return note("gpu-index-out-of-range", process=described(target), index=index, count=count)
     for target in targets:
         for i, entry in enumerate(taken(entries, target), start=target.indices[0] if target.indices else 0):

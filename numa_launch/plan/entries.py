@@ -3,8 +3,9 @@
 Example: on a DGX A100 in NPS4 the entries' nodes are (3,), (3,), (1,), (1,), (7,), (7,), (5,), (5,).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from numa_launch.config import LaunchConfig, named
 from numa_launch.errors import ConfigError
@@ -13,8 +14,7 @@ from numa_launch.machine.model import Gpu, Machine, Note
 from numa_launch.plan.reasons import note
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What a gpu index stands for.
 
     `nodes` are None where the GPU's node is unknown. `cpus` is the user's list. `without_cpus` is the GPU's own node
@@ -27,14 +27,14 @@ class Entry:
     reasons: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """The entries by gpu index, and in words what there are how many of."""
 
     entries: tuple[Entry, ...]
     counted: str
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         return len(self.entries)
 
 
@@ -48,9 +48,9 @@ def entries_of(machine: Machine, config: LaunchConfig, spread_ranks: int | None)
     if ids is None or spread_ranks is not None:
         return entries
     for i in ids:
-        if i >= len(entries) and config.mode == "explicit":
+        if i >= entries.size and config.mode == "explicit":
             raise ConfigError(f"{named('assigned_physical_gpu_ids')}: there is no entry {i}, as {entries.counted}")
-    chosen = tuple(entries.entries[i] for i in ids if i < len(entries))
+    chosen = tuple(entries.entries[i] for i in ids if i < entries.size)
     return Entries(chosen, f"{named('assigned_physical_gpu_ids')} has {len(ids)} entries")
 
 
@@ -58,7 +58,7 @@ def all_entries(machine: Machine, config: LaunchConfig, spread_ranks: int | None
     lists = [parse_ids(text) for text in config.numa_bind_cpus or ()]
     if config.numa_bind_nodes is not None:
         check_nodes(machine, config.numa_bind_nodes)
-        cpus = lists or [None] * len(config.numa_bind_nodes)
+        cpus: Sequence[frozenset[int] | None] = lists or [None] * len(config.numa_bind_nodes)
         made = [Entry((node,), own) for node, own in zip(config.numa_bind_nodes, cpus, strict=True)]
         return Entries(tuple(made), f"{named('numa_bind_nodes')} has {len(made)} entries")
     of_gpus = [gpu_entry(machine, i, gpu) for i, gpu in enumerate(machine.visible_gpus)]

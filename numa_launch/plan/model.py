@@ -4,8 +4,7 @@ Example: ``Binding(Process("worker", 1), gpu_index=1, nodes=(3,), cpus=..., by_n
 memory_nodes=(3,))`` becomes ``numactl --cpunodebind=3 --membind=3``.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from numa_launch.config import Mode
 from numa_launch.machine.model import Gpu, Note
@@ -14,8 +13,7 @@ Kind = Literal["EngineCore", "worker"]
 MemoryPolicy = Literal["membind", "preferred", "preferred-many", "interleave"]
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process to plan for.
 
     `dp_local_rank` is its shard on this host, None: the config's. `over_all` makes an EngineCore span all visible GPUs
@@ -30,8 +28,7 @@ class Process:
     takes_only_gpu: bool = False
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """What to set on one process; without `cpus` it stays unbound.
 
     `cpus` are all CPUs it will have. `by_node` means that they are all online CPUs of its nodes, so that numactl may
@@ -54,8 +51,7 @@ class Binding:
         return bool(self.cpus)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The bindings in the order asked for; `skip_reason` says why a plan in mode auto or off binds nothing."""
 
     mode: Mode
@@ -69,8 +65,7 @@ class Plan:
         return any(process.bound for process in self.processes)
 
 
-@dataclass(frozen=True)
-class Circumstances:
+class Circumstances(NamedTuple):
     """What only the live host decides; the defaults fit a captured machine.
 
     `start_method` other than spawn, `numactl_missing` and `switched_off` (by what) each keep auto mode unbound.
@@ -80,4 +75,7 @@ class Circumstances:
     start_method: str = "spawn"
     numactl_missing: bool = False
     switched_off: str | None = None
-    spread_ranks: int | None = field(default=None)
+    spread_ranks: int | None = None
+
+
+CAPTURED = Circumstances()

@@ -1,0 +1,59 @@
+"""What became of a plan: what is in force after the probe, what is handed over, and what the user is told.
+
+Example: ``applied(binding, found)`` is the binding without its memory part where the probe dropped that.
+"""
+
+import logging
+
+from numa_launch.apply.numactl import memory_args, policy_text
+from numa_launch.apply.probe import Found
+from numa_launch.errors import ConfigError
+from numa_launch.log import say_once
+from numa_launch.machine.handover import VARIABLE, Handover
+from numa_launch.machine.model import Machine, Note
+from numa_launch.plan.model import Binding, Plan
+
+
+def numactl_needed() -> ConfigError:
+    return ConfigError(
+        "explicit binding needs numactl, which is not on PATH: install the package numactl (apt-get install numactl "
+        "or dnf install numactl), or leave --bind (numa_bind=True) and the lists away"
+    )
+
+
+def report(made: Plan) -> None:
+    """Log, once each, why nothing is bound and what the user should know of the plan."""
+    if made.skip_reason:
+        say_once(logging.INFO, f"staying unbound ({made.skip_reason.code}): {made.skip_reason.message}")
+    for warned in made.warnings:
+        say_once(logging.WARNING, warned.message)
+    for reason in (reason for binding in made.processes if binding.bound for reason in binding.reasons):
+        say_once(logging.INFO, reason.message)
+
+
+def unbound(binding: Binding, reason: Note | None) -> Binding:
+    """Return the binding with nothing to set, and why."""
+    reasons = (reason,) if reason else ()
+    return Binding(binding.kind, binding.local_rank, binding.dp_local_rank, binding.gpu_index, reasons=reasons)
+
+
+def applied(binding: Binding, found: Found) -> Binding:
+    """Return the binding as the arguments that work will set it."""
+    if found.dropped is None:
+        return binding
+    has_memory = all(arg in found.args for arg in memory_args(binding))
+    return binding._replace(
+        by_node=any(arg.startswith("--cpunodebind") for arg in found.args),
+        memory_nodes=binding.memory_nodes if has_memory else (),
+        memory_policy=binding.memory_policy if has_memory else None,
+        reasons=(*binding.reasons, found.dropped),
+    )
+
+
+def handover_variable(machine: Machine, binding: Binding) -> dict[str, str]:
+    """Return the variable that tells the process what was set on it, and what was allowed before."""
+    limits = machine.limits
+    policy = policy_text(binding) or limits.current_policy
+    if limits.affinity is None or limits.policy is None or policy is None:
+        return {}
+    return {VARIABLE: str(Handover(binding.cpus, policy, limits.affinity, limits.policy))}
