@@ -1,0 +1,153 @@
+"""bind_current_process: in children of their own, as it changes the process it is called in."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from numa_launch import LaunchConfig, StrictError, bind_current_process
+from numa_launch.apply import current
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+CPU = ALLOWED[-1]
+
+
+def in_child(body: str, **environ: str) -> Any:
+    program = f"""
+import json, os, sys, threading
+from numa_launch import LaunchConfig, StrictError, bind_current_process
+from numa_launch.machine.limits import read_policy
+config = LaunchConfig(numa_bind_cpus=["{CPU}"])
+{body}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_affinity_and_policy_of_the_calling_process() -> None:
+    cpus, policy, bound, missed = in_child("""
+done = bind_current_process(config, 0)
+print(json.dumps([sorted(os.sched_getaffinity(0)), read_policy(""), done.binding.bound, done.not_reached]))
+""")
+    assert (cpus, policy, bound, missed) == ([CPU], "bind:0", True, [])
+
+
+def test_every_thread_there_is_and_those_that_come_later() -> None:
+    there, later, missed = in_child("""
+stop = threading.Event()
+threads = [threading.Thread(target=stop.wait) for _ in range(20)]
+for thread in threads: thread.start()
+done = bind_current_process(config, 0)
+there = {tuple(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")}
+later = []
+thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))
+thread.start(); thread.join()
+stop.set()
+print(json.dumps([sorted(there), later, done.not_reached]))
+""")
+    assert there == [[CPU]]
+    assert later == [[CPU]]
+    assert missed == ["memory policy of 20 other threads, which started before"]
+
+
+def test_threads_that_start_and_end_meanwhile() -> None:
+    assert in_child("""
+stop = False
+def breed():
+    while not stop:
+        thread = threading.Thread(target=int); thread.start(); thread.join()
+breeders = [threading.Thread(target=breed) for _ in range(4)]
+for thread in breeders: thread.start()
+done = bind_current_process(config, 0)
+stop = True
+for thread in breeders: thread.join()
+print(json.dumps(not [missed for missed in done.not_reached if "CPUs" in missed]))
+""")
+
+
+def test_it_needs_no_numactl() -> None:
+    assert in_child(
+        "print(json.dumps(bind_current_process(config, 0).binding.bound and sorted(os.sched_getaffinity(0))))",
+        PATH="/nowhere",
+    ) == [CPU]
+
+
+def test_what_stays_unbound_changes_nothing() -> None:
+    before = os.sched_getaffinity(0)
+    assert not bind_current_process(LaunchConfig(numa_bind=False), 0).binding.bound
+    assert os.sched_getaffinity(0) == before
+
+
+REFUSE_MEMPOLICY = """
+import ctypes
+from numa_launch.apply import current
+current.SET_MEMPOLICY = {}
+"""
+
+
+def test_a_memory_policy_that_cannot_be_set_is_returned() -> None:
+    cpus, missed = in_child(
+        REFUSE_MEMPOLICY
+        + """
+done = bind_current_process(config, 0)
+print(json.dumps([sorted(os.sched_getaffinity(0)), done.not_reached]))
+"""
+    )
+    assert cpus == [CPU]
+    assert len(missed) == 1
+    assert missed[0].startswith("memory policy: ")
+
+
+def test_strict_raises_and_changes_nothing() -> None:
+    cpus, message = in_child(
+        REFUSE_MEMPOLICY
+        + f"""
+config = LaunchConfig(numa_bind_cpus=["{CPU}"], strict=True)
+try:
+    bind_current_process(config, 0)
+except StrictError as error:
+    print(json.dumps([sorted(os.sched_getaffinity(0)), str(error)]))
+"""
+    )
+    assert cpus == ALLOWED
+    assert "memory policy" in message
+
+
+def test_cpus_that_cannot_be_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refused(pid: int, cpus: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    done = bind_current_process(LaunchConfig(numa_bind_cpus=[str(CPU)]), 0)
+    assert not done.binding.bound
+    assert "Operation not permitted" in caplog.text
+    with pytest.raises(StrictError, match="CPUs cannot be set"):
+        bind_current_process(LaunchConfig(numa_bind_cpus=[str(CPU)], strict=True), 0)
+
+
+@pytest.mark.parametrize("policy", list(current.MODES))
+def test_every_policy_is_what_the_kernel_shows(policy: str) -> None:
+    shown = {
+        "preferred": "prefer:0",
+        "membind": "bind:0",
+        "interleave": "interleave:0",
+        "preferred-many": "prefer (many):0",
+    }
+    assert in_child(f"""
+from numa_launch.apply.current import set_mempolicy
+problem = set_mempolicy({policy!r}, (0,))
+print(json.dumps([problem, read_policy("")]))
+""") == [None, shown[policy]]
+
+
+def test_a_node_that_is_not_there_is_the_kernels_error() -> None:
+    assert in_child("""
+from numa_launch.apply.current import set_mempolicy
+print(json.dumps([set_mempolicy("membind", (1000,)), read_policy("")]))
+""") == ["Invalid argument", "default"]

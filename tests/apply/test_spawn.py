@@ -1,0 +1,613 @@
+"""configure_subprocess: real spawns through real numactl, and every trap of swapping multiprocessing's executable.
+
+The traps, as first met: the resource tracker started through the wrapper; fork and forkserver; nested blocks; threads;
+executors that start late; a wrapper that may not be executed; variables that reach descendants; exceptions inside;
+LD_PRELOAD; odd Python paths; what passes through; pickled configs.
+"""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker, spawn
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from numa_launch import ConfigError, LaunchConfig, StrictError, configure_subprocess, read_machine
+from numa_launch.apply import detect as detect_module
+from numa_launch.apply import spawn as spawn_module
+from numa_launch.machine.handover import VARIABLE
+from tests.apply import children
+from tests.apply.conftest import RUN_IT, FakeNumactl, needs_numactl
+from tests.lay import FOUR_GPUS, Description, lay
+
+CONTEXT = multiprocessing.get_context("spawn")
+ALLOWED = sorted(os.sched_getaffinity(0))
+CPU_A, CPU_B = ALLOWED[0], ALLOWED[-1]
+TWO = LaunchConfig(numa_bind_cpus=[str(CPU_A), str(CPU_B)], tensor_parallel_size=2)
+EPERM = "echo 'set_mempolicy: Operation not permitted' >&2; exit 1"
+
+
+def ours() -> tuple[Any, dict[str, str]]:
+    """Return what a block may change, and must put back."""
+    return spawn.get_executable(), {name: os.environ[name] for name in os.environ if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_put_back() -> Iterator[None]:
+    before = spawn.get_executable(), spawn_module.variables_now()
+    yield
+    assert (spawn.get_executable(), spawn_module.variables_now()) == before
+    assert spawn_module._spawner.open == []
+
+
+def state_of(queue: "SimpleQueue[Any]", process: Any) -> dict[str, Any]:
+    _, state = queue.get()
+    process.join()
+    assert process.exitcode == 0
+    return dict(state)
+
+
+def start_one(config: Any, rank: int = 0, **options: Any) -> dict[str, Any]:
+    """Return what a worker started inside a block got."""
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    with configure_subprocess(config, rank, **options):
+        process = CONTEXT.Process(target=children.report, args=(queue,))
+        process.start()
+    return state_of(queue, process)
+
+
+@needs_numactl
+def test_two_workers_get_their_cpus() -> None:
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    processes = []
+    for rank in range(2):
+        with configure_subprocess(TWO, rank) as binding:
+            assert binding.bound
+            processes.append(CONTEXT.Process(target=children.report, args=(queue, rank)))
+            processes[-1].start()
+    got = dict(queue.get() for _ in processes)
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert [got[rank]["cpus"] for rank in range(2)] == [[CPU_A], [CPU_B]]
+    assert [got[rank]["policy"] for rank in range(2)] == ["bind:0", "bind:0"]
+    assert [got[rank]["pid"] for rank in range(2)] == [process.pid for process in processes]
+
+
+@needs_numactl
+def test_the_resource_tracker_stays_unbound() -> None:
+    program = f"""
+import multiprocessing, os
+from multiprocessing import resource_tracker
+from numa_launch import LaunchConfig, configure_subprocess
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with configure_subprocess(LaunchConfig(numa_bind_cpus=["{CPU_A}"]), 0):
+        process = context.Process(target=print)
+        process.start()
+    process.join()
+    print(sorted(os.sched_getaffinity(resource_tracker._resource_tracker._pid)))
+    print(open(f"/proc/{{resource_tracker._resource_tracker._pid}}/cmdline").read().split(chr(0))[0])
+"""
+    cpus, executable = run_program(program).stdout.strip().splitlines()
+    assert cpus == str(ALLOWED)
+    assert not executable.endswith(".sh")
+
+
+def run_program(program: str, *before: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program of its own, as a spawned child must find its main module in a file."""
+    path = Path(os.environ.get("PYTEST_TMP", "/tmp")) / f"program-{os.getpid()}-{threading.get_ident()}.py"
+    path.write_text(program)
+    try:
+        return subprocess.run(
+            [*before, sys.executable, str(path)],
+            env={**os.environ, **environ, "PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_context_of_another_start_method_is_noticed_at_entry(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    context = multiprocessing.get_context(method)
+    with configure_subprocess(TWO, 0, context=context) as binding:
+        assert spawn.get_executable() != spawn_module.WRAPPER
+    assert [reason.code for reason in binding.reasons] == ["start-method"]
+    assert not binding.bound
+    assert method in caplog.text
+    assert "bind_current_process" in caplog.text
+    strict = dataclasses.replace(TWO, strict=True)
+    with pytest.raises(StrictError, match=method), configure_subprocess(strict, 0, context=context):
+        pass
+
+
+def test_the_users_default_start_method_is_not_fixed() -> None:
+    program = """
+import multiprocessing
+from numa_launch import LaunchConfig, configure_subprocess
+for context in (None, multiprocessing):
+    with configure_subprocess(LaunchConfig(numa_bind_cpus=["0"]), 0, context=context):
+        pass
+    assert multiprocessing.get_start_method(allow_none=True) is None
+multiprocessing.set_start_method("spawn")
+with configure_subprocess(LaunchConfig(numa_bind=False), 0, context=multiprocessing):
+    pass
+"""
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_numactl
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_child_started_otherwise_is_noticed_on_the_way_out(method: str) -> None:
+    program = f"""
+import logging, multiprocessing, sys
+from multiprocessing import spawn
+from numa_launch import LaunchConfig, StrictError, configure_subprocess
+def child(queue):
+    queue.put(str(spawn.get_executable()))
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    context = multiprocessing.get_context("{method}")
+    queue = context.SimpleQueue()
+    strict = "strict" in sys.argv
+    for strict in (False, True):
+        try:
+            with configure_subprocess(LaunchConfig(numa_bind_cpus=["{CPU_A}"], strict=strict), 0):
+                process = context.Process(target=child, args=(queue,), name="my-child")
+                process.start()
+                if not strict:
+                    print(queue.get())
+            print("no error")
+        except StrictError as error:
+            print("strict:", error)
+        process.join()
+"""
+    done = run_program(program)
+    executable, outcome, strict_outcome = done.stdout.strip().splitlines()
+    assert outcome == "no error"
+    assert strict_outcome.startswith("strict: my-child")
+    for said in (done.stderr, strict_outcome):
+        assert f"my-child was started by {method}" in said
+        assert "bind_current_process" in said
+    if method == "fork":
+        assert "wrapper.sh" not in executable, "a forked child keeps the wrapper as its own spawn executable"
+
+
+@needs_numactl
+def test_nested_blocks_run_the_real_python_and_the_inner_one_wins() -> None:
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    with configure_subprocess(TWO, 0):
+        outer = ours()
+        with configure_subprocess(TWO, 1):
+            inner = CONTEXT.Process(target=children.report, args=(queue,))
+            inner.start()
+        assert ours() == outer
+        assert state_of(queue, inner)["cpus"] == [CPU_B]
+        after = CONTEXT.Process(target=children.report, args=(queue,))
+        after.start()
+    assert state_of(queue, after)["cpus"] == [CPU_A]
+
+
+@needs_numactl
+def test_a_block_that_stays_unbound_inside_a_bound_one_starts_unbound_workers() -> None:
+    with configure_subprocess(TWO, 0):
+        assert start_one(LaunchConfig(numa_bind=False))["cpus"] == ALLOWED
+
+
+@needs_numactl
+def test_overlapping_blocks_of_threads_do_not_mix_ranks() -> None:
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    processes = []
+
+    def start(rank: int) -> None:
+        with configure_subprocess(TWO, rank % 2):
+            process = CONTEXT.Process(target=children.report, args=(queue, rank))
+            process.start()
+            processes.append(process)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(start, range(8)))
+    got = dict(queue.get() for _ in processes)
+    for process in processes:
+        process.join()
+    assert {rank: state["cpus"] for rank, state in got.items()} == {
+        rank: [CPU_B if rank % 2 else CPU_A] for rank in range(8)
+    }
+
+
+@needs_numactl
+def test_blocks_of_coroutines_may_end_in_any_order() -> None:
+    async def block(rank: int, entered: asyncio.Event, leave: asyncio.Event) -> None:
+        with configure_subprocess(TWO, rank):
+            entered.set()
+            await leave.wait()
+
+    async def interleave() -> None:
+        events = [asyncio.Event() for _ in range(4)]
+        first = asyncio.create_task(block(0, events[0], events[1]))
+        await events[0].wait()
+        second = asyncio.create_task(block(1, events[2], events[3]))
+        await events[2].wait()
+        events[1].set()
+        await first
+        assert os.environ[spawn_module.WRAPPER_VARIABLES[2]].startswith(f"--physcpubind={CPU_B}")
+        events[3].set()
+        await second
+
+    asyncio.run(interleave())
+
+
+@needs_numactl
+def test_an_executor_made_inside_that_starts_nothing_there_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with configure_subprocess(TWO, 0):
+        pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=CONTEXT)
+    assert "ProcessPoolExecutor starts its own at the first submit" in caplog.text
+    pool.shutdown()
+
+
+@needs_numactl
+def test_an_executor_whose_first_submit_is_inside_has_bound_workers() -> None:
+    with configure_subprocess(TWO, 0), concurrent.futures.ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        assert pool.submit(children.state).result()["cpus"] == [CPU_A]
+
+
+@pytest.mark.parametrize("noexec", [False, True])
+def test_a_wrapper_that_may_not_be_executed_is_found_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, noexec: bool
+) -> None:
+    directory = tmp_path / "mount"
+    directory.mkdir()
+    if noexec and subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "none", directory]).returncode:
+        pytest.skip("only root can mount")
+    try:
+        wrapper = directory / "wrapper.sh"
+        shutil.copy(spawn_module.WRAPPER, wrapper)
+        wrapper.chmod(0o755 if noexec else 0o644)
+        monkeypatch.setattr(spawn_module, "WRAPPER", str(wrapper))
+        assert start_one(TWO)["cpus"] == ALLOWED
+        assert f"{wrapper} may not be executed" in caplog.text
+        with pytest.raises(StrictError, match="executed"):
+            start_one(dataclasses.replace(TWO, strict=True))
+    finally:
+        if noexec:
+            subprocess.run(["umount", directory], check=True)
+
+
+@needs_numactl
+def test_no_variable_of_the_wrapper_reaches_the_worker() -> None:
+    assert start_one(TWO)["variables"] == [VARIABLE]
+    assert not any(name.startswith("NUMA_LAUNCH") for name in os.environ)
+
+
+class Stopped(BaseException):
+    """An exception that no handler of ours should know."""
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), Stopped(), SystemExit(3)])
+def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException) -> None:
+    strict = dataclasses.replace(TWO, strict=True)
+    with pytest.raises(type(error)) as caught, configure_subprocess(strict, 0):
+        fork = multiprocessing.get_context("fork").Process(target=os.getpid)
+        fork.start()
+        fork.join()
+        os.environ[spawn_module.WRAPPER_VARIABLES[0]] = "spoilt"
+        spawn.set_executable("/spoilt")
+        raise error
+    assert caught.value is error
+
+
+def test_ld_preload_that_breaks_the_shell_is_found_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
+    fake_numactl(RUN_IT)
+    monkeypatch.setattr(spawn_module._prober, "preload_problem", lambda preload: "symbol lookup error")
+    with configure_subprocess(TWO, 0) as binding:
+        assert not binding.bound
+    assert "LD_PRELOAD=/nowhere/lib.so" in caplog.text
+
+
+def test_ld_preload_that_breaks_numactl_is_found_by_the_probe(
+    fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "")
+    fake_numactl(f'if [ -n "${{PRELOADED-}}" ]; then echo "numactl: symbol lookup error" >&2; exit 127; fi; {RUN_IT}')
+    monkeypatch.setenv("PRELOADED", "1")
+    assert start_one(TWO)["cpus"] == ALLOWED
+    assert "symbol lookup error" in caplog.text
+
+
+@needs_numactl
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_python_path_with_a_blank(tmp_path: Path, as_bytes: bool) -> None:
+    odd = tmp_path / "my python"
+    odd.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    odd.chmod(0o755)
+    before = spawn.get_executable()
+    try:
+        spawn.set_executable(os.fsencode(odd) if as_bytes else str(odd))
+        state = start_one(TWO)
+        assert state["cpus"] == [CPU_A]
+        assert os.fsdecode(spawn.get_executable()) == str(odd)
+    finally:
+        spawn.set_executable(before)
+
+
+def test_an_embedded_python_without_executable_stays_unbound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
+) -> None:
+    fake_numactl(RUN_IT)
+    with monkeypatch.context() as embedded:
+        embedded.setattr(spawn, "_python_exe", None)
+        with configure_subprocess(TWO, 0) as binding:
+            assert spawn.get_executable() is None
+    assert not binding.bound
+    assert "set_executable" in caplog.text
+
+
+@needs_numactl
+def test_a_signal_reaches_the_worker_itself() -> None:
+    with configure_subprocess(TWO, 0):
+        process = CONTEXT.Process(target=signal.pause)
+        process.start()
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+
+
+@needs_numactl
+def test_a_worker_that_dies_at_once_shows_its_own_status() -> None:
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    with configure_subprocess(TWO, 0):
+        process = CONTEXT.Process(target=children.fail, args=(queue,))
+        process.start()
+    process.join()
+    assert process.exitcode == 7
+
+
+def test_numactl_that_goes_away_after_the_probe_leaves_workers_unbound(
+    fake_numactl: FakeNumactl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    numactl = fake_numactl(RUN_IT)
+    with configure_subprocess(TWO, 0):
+        numactl.unlink()
+        queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+        process = CONTEXT.Process(target=children.report, args=(queue,))
+        process.start()
+    assert state_of(queue, process)["cpus"] == ALLOWED
+    assert f"{numactl} is gone" in capfd.readouterr().err
+
+
+def test_each_argument_list_is_probed_once(fake_numactl: FakeNumactl) -> None:
+    numactl = fake_numactl(RUN_IT)
+    for rank in (0, 1, 0, 1):
+        with configure_subprocess(TWO, rank):
+            pass
+    assert len(Path(f"{numactl}.log").read_text().splitlines()) == 2
+
+
+def test_memory_binding_that_is_forbidden_is_dropped(
+    fake_numactl: FakeNumactl, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_numactl(f'case "$*" in *--membind*) {EPERM};; esac; {RUN_IT}')
+    with configure_subprocess(TWO, 0) as binding:
+        assert os.environ[spawn_module.WRAPPER_VARIABLES[2]] == f"--physcpubind={CPU_A}"
+    assert (binding.memory_policy, binding.memory_nodes) == (None, ())
+    assert "binding-dropped" in [reason.code for reason in binding.reasons]
+    assert "Operation not permitted" in caplog.text
+
+
+def test_strict_raises_where_the_probe_fails(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(EPERM)
+    with pytest.raises(StrictError), configure_subprocess(dataclasses.replace(TWO, strict=True), 0):
+        pass
+
+
+def test_explicit_without_numactl_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="apt-get install numactl"), configure_subprocess(TWO, 0):
+        pass
+
+
+def test_auto_without_numactl_stays_unbound(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    caplog.set_level(logging.INFO)
+    with configure_subprocess(LaunchConfig(), 0) as binding:
+        assert not binding.bound
+    assert "install the package numactl" in caplog.text
+
+
+@pytest.mark.parametrize("config", [TWO, LaunchConfig()])
+def test_the_environment_switches_a_fleet_off(
+    config: LaunchConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NUMA_LAUNCH_BIND", "0")
+    caplog.set_level(logging.INFO)
+    with configure_subprocess(config, 0) as binding:
+        assert not binding.bound
+    assert "NUMA_LAUNCH_BIND=0" in caplog.text
+
+
+def test_why_nothing_is_bound_is_said_once_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for rank in range(3):
+        with configure_subprocess(LaunchConfig(numa_bind=False), rank):
+            pass
+    assert [(record.levelno, record.name) for record in caplog.records] == [(logging.INFO, "numa_launch")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [(-1,), ("0",), (True,), (0, -1), (0, "x"), (0, None, "engine"), (0, None, None)], ids=str
+)
+def test_malformed_ranks_are_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="must be"), configure_subprocess(TWO, *arguments):
+        pass
+
+
+@needs_numactl
+def test_a_foreign_config_binds_too() -> None:
+    theirs = SimpleNamespace(numa_bind_cpus=[str(CPU_B)], tensor_parallel_size=1)
+    before = repr(theirs)
+    assert start_one(SimpleNamespace(parallel_config=theirs))["cpus"] == [CPU_B]
+    assert repr(theirs) == before
+
+
+class Host:
+    """Makes the live machine a described one with four GPUs, whose node directories this test may choose."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = 0
+        self.tmp_path = tmp_path
+        self.monkeypatch = monkeypatch
+
+    def is_now(self, description: Description) -> None:
+        root = lay(self.tmp_path / f"host{self.reads}", description)
+
+        def read(*args: Any, **options: Any) -> Any:
+            self.reads += 1
+            return read_machine(root, environ=os.environ)
+
+        self.monkeypatch.setattr(detect_module, "read_machine", read)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_numactl: FakeNumactl) -> Host:
+    fake_numactl(RUN_IT)
+    return Host(tmp_path, monkeypatch)
+
+
+def nodes_of(config: Any, rank: int) -> tuple[int, ...]:
+    with configure_subprocess(config, rank) as binding:
+        return binding.nodes
+
+
+def test_detection_happens_once_and_is_kept_on_the_config(host: Host) -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig(tensor_parallel_size=4)
+    assert [nodes_of(config, rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
+    assert nodes_of(LaunchConfig(tensor_parallel_size=4), 3) == (1,)
+    assert host.reads == 1
+
+
+def test_other_visible_gpus_are_detected_anew(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert nodes_of(config, 0) == (0,)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert nodes_of(config, 0) == (1,)
+
+
+def test_a_child_reuses_what_its_parent_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig(tensor_parallel_size=4)
+    assert nodes_of(config, 3) == (1,)
+    received = pickle.loads(pickle.dumps(config))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(detect_module, "read_limits", lambda *_: received._numa_launch_detected.machine.limits)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    host.is_now({**FOUR_GPUS, "gpus": []})
+    assert nodes_of(received, 2) == (1,)
+    assert host.reads == 1
+
+
+def test_a_dataclass_of_others_keeps_it_too_and_nothing_else_does(host: Host) -> None:
+    @dataclasses.dataclass
+    class Theirs:
+        tensor_parallel_size: int = 4
+
+    host.is_now(FOUR_GPUS)
+    theirs = Theirs()
+    assert nodes_of(SimpleNamespace(parallel_config=theirs), 3) == (1,)
+    assert theirs == Theirs()
+    assert repr(theirs) == repr(Theirs())
+    assert dataclasses.asdict(theirs) == dataclasses.asdict(Theirs())
+    assert detect_module.KEPT in vars(theirs)
+
+
+@needs_numactl
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_engine_core_starts_its_workers_bound_at_any_depth(depth: int) -> None:
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    with configure_subprocess(TWO, 0, process_kind="EngineCore"):
+        process = CONTEXT.Process(target=children.engine, args=(queue, TWO, depth))
+        process.start()
+    got = [queue.get() for _ in range(3 * (depth + 1))]
+    process.join()
+    assert process.exitcode == 0
+    cpus = {"engine": ALLOWED, 0: [CPU_A], 1: [CPU_B]}
+    assert all(state["cpus"] == cpus[tag] for tag, state in got)
+
+
+@needs_numactl
+def test_a_worker_may_start_workers_elsewhere_than_it_was_bound_itself() -> None:
+    """CPU lists of one rank bound through us do not fence in what the library inside plans."""
+    queue: SimpleQueue[Any] = CONTEXT.SimpleQueue()
+    with configure_subprocess(TWO, 0):
+        process = CONTEXT.Process(target=children.engine, args=(queue, TWO, 0))
+        process.start()
+    got = dict(queue.get() for _ in range(3))
+    process.join()
+    assert [got[tag]["cpus"] for tag in ("engine", 0, 1)] == [[CPU_A], [CPU_A], [CPU_B]]
+
+
+def test_a_fork_inside_a_block_leaves_parent_and_child_right(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    before = ours()
+    with configure_subprocess(TWO, 0):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.write(writer, b"1" if ours() == before else b"0")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(reader, 1) == b"1"
+        os.close(reader)
+        os.close(writer)
+        assert spawn.get_executable() != before[0]
+
+
+def test_a_child_forked_by_another_thread_can_use_the_library(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with configure_subprocess(TWO, 0):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    pid = os.fork()
+    if not pid:
+        with configure_subprocess(LaunchConfig(numa_bind=False), 0):
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    leave.set()
+    thread.join()
+
+
+def test_the_resource_tracker_of_this_process_is_alive() -> None:
+    resource_tracker.ensure_running()
+    assert sorted(os.sched_getaffinity(resource_tracker._resource_tracker._pid)) == ALLOWED  # type: ignore[attr-defined]

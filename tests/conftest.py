@@ -1,0 +1,57 @@
+"""Fixtures: a machine laid on disk, and an environment without any launcher's variables."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numa_launch import log
+from numa_launch.machine.model import Machine
+from numa_launch.machine.read import read_machine
+from tests.lay import Description, lay
+
+LAUNCHERS = (
+    "CUDA_",
+    "FLUX_",
+    "HIP_",
+    "LOCAL_",
+    "MPI_",
+    "MV2_",
+    "NUMA_LAUNCH",
+    "OMPI_",
+    "PALS_",
+    "PMI",
+    "RANK",
+    "ROCR_",
+    "SLURM_",
+    "WORLD_SIZE",
+    "ZE_",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what a launcher of the test run itself may have set out of the environment."""
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet() -> Iterator[None]:
+    """Let each test see the notes that are said once in a process."""
+    log._said.clear()
+    yield
+    log._said.clear()
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Machine]:
+    """Return a function that lays a described machine and reads it, under the variables given."""
+
+    def lay_and_read(description: Description, environ: dict[str, str] | None = None, **options: Any) -> Machine:
+        return read_machine(lay(tmp_path / "root", description), environ=environ or {}, **options)
+
+    return lay_and_read

@@ -1,0 +1,83 @@
+"""What importing costs, which way the packages may import each other, and that other systems can import them."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import numa_launch
+
+PACKAGE = Path(numa_launch.__file__).parent
+LAYERS = ["machine", "plan", "apply", "observe", "launchers", "bench", "cli"]
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_importing_numa_launch_loads_nothing_heavy() -> None:
+    loaded = python("import sys, numa_launch; print(*sys.modules)").split()
+    heavy = {"click", "rich", "psutil", "subprocess", "multiprocessing", "logging", "pynvml", "amdsmi", "json"}
+    assert not heavy & set(loaded)
+
+
+def test_the_command_line_loads_no_table_before_it_prints_one() -> None:
+    loaded = python("import sys, numa_launch.cli; print(*sys.modules)").split()
+    assert not {"rich", "psutil", "multiprocessing", "json", "subprocess"} & set(loaded)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in numa_launch.__all__:
+        assert getattr(numa_launch, name) is not None
+    with pytest.raises(AttributeError):
+        _ = numa_launch.no_such_name
+
+
+def test_plan_stays_a_function_whatever_is_imported() -> None:
+    program = "import numa_launch, numa_launch.apply.spawn, numa_launch.cli; print(callable(numa_launch.plan))"
+    assert python(program) == "True"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(module: Path) -> None:
+    own = module.relative_to(PACKAGE).parts[0]
+    if own not in LAYERS:
+        return
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("numa_launch."):
+            imported = (node.module or "").split(".")[1]
+            assert imported not in LAYERS or LAYERS.index(imported) <= LAYERS.index(own), node.module
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is_for(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text()))
+
+
+def test_another_system_can_import_everything_and_is_told_on_use() -> None:
+    program = """
+import sys
+sys.platform = "darwin"
+import os
+for name in ("sched_getaffinity", "sched_setaffinity", "register_at_fork"):
+    delattr(os, name)
+import numa_launch, numa_launch.cli
+for name in numa_launch.__all__:
+    getattr(numa_launch, name)
+config = numa_launch.LaunchConfig()
+for use in (
+    lambda: numa_launch.read_machine(),
+    lambda: numa_launch.configure_subprocess(config, 0).__enter__(),
+    lambda: numa_launch.bind_current_process(config, 0),
+    lambda: numa_launch.get_auto_numa_nodes(),
+):
+    try:
+        use()
+    except numa_launch.PlatformError as error:
+        print(error)
+numa_launch.log_current_affinity_state("here")
+"""
+    assert python(program).splitlines() == ["numa-launch binds on Linux only"] * 4
