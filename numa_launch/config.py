@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from numa_launch.errors import ConfigError
-from numa_launch.idsets import parse_ids, shortened
+from numa_launch.idsets import MAX_ID, parse_ids
 
 MemoryChoice = Literal["auto", "membind", "preferred", "interleave", "none"]
 Executor = Literal["mp", "uni", "ray", "external_launcher"]
@@ -17,10 +17,22 @@ Backend = Literal["mp", "ray"]
 Mode = Literal["auto", "explicit", "off"]
 
 
+KEPT = "_numa_launch_detected"
+"""The attribute that holds what automatic detection found."""
+
+
 class _Kept:
     """Holds what automatic detection found, beside the fields: pickled with the config, but no part of ``vars()``."""
 
-    __slots__ = ("_numa_launch_detected",)
+    __slots__ = (KEPT,)
+
+    def __getstate__(self) -> tuple[dict[str, Any], Any]:
+        return dict(vars(self)), getattr(self, KEPT, None)
+
+    def __setstate__(self, state: tuple[dict[str, Any], Any]) -> None:
+        vars(self).update(state[0])
+        if state[1] is not None:
+            setattr(self, KEPT, state[1])
 
 
 @dataclass
@@ -73,8 +85,8 @@ class LaunchConfig(_Kept):
             if value not in choices:
                 raise error(name, value, f"must be one of {', '.join(choices)}")
         for name in SIZES:
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise error(name, getattr(self, name), "must be a number from 1 on")
+            if not is_count(getattr(self, name)) or not 1 <= getattr(self, name) <= MAX_ID:
+                raise error(name, getattr(self, name), f"must be a number from 1 to {MAX_ID}")
         for name in ("data_parallel_rank", "data_parallel_rank_local"):
             value = getattr(self, name)
             if not is_count(value) and not (name == "data_parallel_rank_local" and value is None):
@@ -147,7 +159,8 @@ def named(field: str) -> str:
 
 
 def error(field: str, value: object, problem: str) -> ConfigError:
-    return ConfigError(f"{named(field)}: {shortened(value) if isinstance(value, str) else value!r} {problem}")
+    shown = repr(value)
+    return ConfigError(f"{named(field)}: {shown if len(shown) <= 80 else shown[:77] + '...'} {problem}")
 
 
 def is_count(value: object) -> bool:

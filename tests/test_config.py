@@ -76,6 +76,12 @@ def test_mode(values: dict[str, Any], mode: str) -> None:
     assert LaunchConfig(**values).mode == mode
 
 
+def test_a_refusal_of_a_long_value_is_short() -> None:
+    with pytest.raises(ConfigError) as caught:
+        LaunchConfig(numa_bind_nodes=[-1] * 100_000)
+    assert len(str(caught.value)) < 250
+
+
 def test_every_field_but_strict_names_its_option_and_is_documented() -> None:
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
     assert fields - OPTIONS.keys() == {"strict"}
@@ -100,7 +106,9 @@ def test_what_detection_keeps_shows_nowhere_but_travels() -> None:
     assert repr(plain) == repr(kept)
     assert vars(plain) == vars(kept)
     assert dataclasses.asdict(plain) == dataclasses.asdict(kept)
-    assert pickle.loads(pickle.dumps(kept))._numa_launch_detected == "found"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(kept, protocol))._numa_launch_detected == "found"
+        assert pickle.loads(pickle.dumps(plain, protocol)) == plain
     assert copy.copy(kept)._numa_launch_detected == "found"  # type: ignore[attr-defined]
 
 

@@ -3,10 +3,12 @@
 Example: ``get_auto_numa_nodes()`` is ``[3, 3, 1, 1, 7, 7, 5, 5]`` on a DGX A100 in NPS4.
 """
 
+import os
+
+from numa_launch.apply.spawn import what_switches_off
 from numa_launch.config import LaunchConfig
 from numa_launch.machine.read import read_machine
-from numa_launch.plan.auto import skip_reason
-from numa_launch.plan.model import Circumstances
+from numa_launch.plan.decide import plan
 
 
 def get_auto_numa_nodes() -> list[int] | None:
@@ -15,7 +17,7 @@ def get_auto_numa_nodes() -> list[int] | None:
     Whether numactl is there plays no part. Raises PlatformError on other systems than Linux.
     """
     machine = read_machine()
-    if skip_reason(machine, LaunchConfig(), Circumstances()):
+    config = LaunchConfig(tensor_parallel_size=max(1, len(machine.visible)))
+    if what_switches_off(config, os.environ) or not plan(machine, config).bound:
         return None
-    nodes = [gpu.node for gpu in machine.visible_gpus if gpu.node is not None and machine.node_of_id[gpu.node].cpus]
-    return nodes if len(nodes) == len(machine.visible_gpus) else None
+    return [gpu.node for gpu in machine.visible_gpus if gpu.node is not None]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from numa_launch.errors import CommandError
+from numa_launch.machine.files import read_text
 
 
 def on_path(name: str, environ: Mapping[str, str]) -> list[str]:
@@ -36,6 +37,7 @@ def check_command(name: str, environ: Mapping[str, str]) -> str:
     files = on_path(name, environ) if name else []
     for path in files:
         if is_executable(path):
+            check_interpreter(name, path)
             return path
     for path in files:
         if os.path.isdir(path) and "/" in name:
@@ -43,6 +45,14 @@ def check_command(name: str, environ: Mapping[str, str]) -> str:
         if os.path.lexists(path) and not os.path.isdir(path):
             raise CommandError(f"{name}: {path} may not be executed (no run bit, or a noexec mount)", 126)
     raise CommandError(f"{name or repr(name)}: command not found", 127)
+
+
+def check_interpreter(name: str, path: str) -> None:
+    """Raise CommandError where a script's ``#!`` names no program: numactl would end with 1, a shell with 127."""
+    first, _, _ = (read_text(path, most=256) or "").partition("\n")
+    words = first.removeprefix("#!").split()
+    if first.startswith("#!") and words and not is_executable(words[0]):
+        raise CommandError(f"{name}: its interpreter {words[0]} is not there or may not be executed", 127)
 
 
 def become(
@@ -53,8 +63,9 @@ def become(
     Python ignores SIGPIPE and SIGXFSZ, which COMMAND must not inherit.
     """
     path = check_command(command[0], environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream:  # None where the descriptor was closed, as a daemon's may be
+            stream.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
@@ -65,3 +76,12 @@ def become(
         if error.errno == errno.ENOEXEC:  # a script without #!, which execvp(3) gives to the shell
             os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], dict(environ))
         raise CommandError(f"{command[0]}: {error.strerror}", 126) from None
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment this process was started with, without the LC_CTYPE that Python adds in the C locale."""
+    environ = dict(os.environ)
+    started_with = read_text("/proc/self/environ")
+    if started_with is not None and "LC_CTYPE" not in {v.partition("=")[0] for v in started_with.split("\0")}:
+        environ.pop("LC_CTYPE", None)
+    return environ

@@ -13,15 +13,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from numa_launch.apply.detect import detect
-from numa_launch.apply.outcome import report, unbound
-from numa_launch.apply.spawn import check_process, switched_off
+from numa_launch.apply.detect import detect, variables_now, with_own_gpus
+from numa_launch.apply.outcome import handover_variable, report, switched_off, unbound
+from numa_launch.apply.spawn import check_process, what_switches_off
 from numa_launch.config import launch_config
 from numa_launch.errors import StrictError
 from numa_launch.log import say_once
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Binding, Circumstances, Kind, MemoryPolicy, Process
+from numa_launch.plan.model import Binding, Kind, MemoryPolicy, Process
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Machine → number of the system call set_mempolicy."""
@@ -42,23 +42,28 @@ def bind_current_process(
 ) -> CurrentBinding:
     """Bind the calling process as worker `local_rank` (or as EngineCore); needs no numactl.
 
-    Where a visible-devices variable leaves exactly one GPU, a worker takes it whatever its rank. Raises ConfigError
-    for what cannot be planned and StrictError, with nothing changed, where `config.strict` and its CPUs or memory
-    cannot be bound.
+    What was set is also left in the environment (NUMA_LAUNCH_BOUND), so that the library in this process and in what
+    it starts plans from what was allowed before. Where a visible-devices variable leaves exactly one GPU, a worker
+    takes it whatever its rank.
+
+    Raises ConfigError for what cannot be planned and StrictError, with nothing changed, where `config.strict` and its
+    CPUs or memory cannot be bound.
     """
     require_linux()
-    launch = launch_config(config)
     check_process(local_rank, dp_local_rank, process_kind)
-    machine = detect(config)
+    off = what_switches_off(config, os.environ)
+    if off:
+        return CurrentBinding(switched_off(Process(process_kind, local_rank, dp_local_rank), off))
+    launch = launch_config(config)
+    variables = variables_now()
+    machine = with_own_gpus(detect(config, variables).machine, variables)
     takes_only_gpu = process_kind == "worker" and bool(machine.visible_by) and len(machine.visible) == 1
     process = Process(process_kind, local_rank, dp_local_rank, takes_only_gpu=takes_only_gpu)
-    made = plan(
-        machine, launch, processes=[process], circumstances=Circumstances(switched_off=switched_off(os.environ))
-    )
+    made = plan(machine, launch, processes=[process])
     report(made)
     binding = made.processes[0]
     if not binding.bound:
-        return CurrentBinding(binding)
+        return CurrentBinding(unbound(binding, made.skip_reason) if made.skip_reason else binding)
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, binding.cpus)
@@ -72,10 +77,12 @@ def bind_current_process(
             return failed(binding, f"its memory policy cannot be set: {problem}", strict=True)
         if problem:
             not_reached.append(f"memory policy: {problem}")
+            binding = binding._replace(memory_policy=None, memory_nodes=())
     others = bind_other_threads(binding.cpus)
     not_reached += [f"CPUs of thread {thread}: {problem}" for thread, problem in others.items() if problem]
     if others and binding.memory_policy:
         not_reached.append(f"memory policy of {len(others)} other threads, which started before")
+    os.environ.update(handover_variable(machine, binding))
     if not_reached:
         say_once(logging.INFO, f"bound, except for {'; '.join(not_reached)}")
     return CurrentBinding(binding, tuple(not_reached))

@@ -1,63 +1,138 @@
 """What this process found out about its host, kept on the config.
 
-Example: ``detect(config)`` reads the machine once; later calls, and the child that gets the pickled config, reuse it.
+Example: ``detect(config, variables).machine`` is read once; later calls, and the child that gets the pickled config,
+reuse it.
 """
 
 import os
-from dataclasses import is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from numa_launch.config import LaunchConfig
+from numa_launch.config import KEPT, LaunchConfig
+from numa_launch.machine.files import read_text
 from numa_launch.machine.handover import VARIABLE
-from numa_launch.machine.limits import current_affinity, read_limits
+from numa_launch.machine.limits import current_affinity, read_limits, read_policy
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
-from numa_launch.machine.visible import VARIABLES
+from numa_launch.machine.visible import VARIABLES, visible_gpus
 
-KEPT = "_numa_launch_detected"
+NAMES = (*VARIABLES, VARIABLE)
+"""Every variable that a detection depends on."""
 
 
-class State(NamedTuple):
-    """What a detection depends on: the process, its affinity, and the variables that were read."""
+class Origin(NamedTuple):
+    """A process of a boot of a kernel, for good: PIDs come again, on other hosts too."""
 
     pid: int
-    affinity: frozenset[int] | None
-    variables: tuple[str | None, ...]
+    started_at: str
+    boot: str
 
 
 class Detected(NamedTuple):
-    state: State
+    """A machine as process `origin` found it, with that affinity and policy and under these variables."""
+
+    origin: Origin
+    affinity: frozenset[int] | None
+    policy: str | None
+    variables: Mapping[str, str]
     machine: Machine
 
 
 _latest: Detected | None = None
+_foreign: dict[int, tuple[Any, Detected]] = {}
+"""id → (config of somebody else's, what was found for it); it holds the config, so that the id stays its own."""
 
 
-def detect(config: Any) -> Machine:
-    """Return the machine, read anew only where this process has changed since it last read it.
+def variables_now() -> dict[str, str]:
+    """Return those of NAMES that are set."""
+    return {name: os.environ[name] for name in NAMES if name in os.environ}
 
-    A child reuses its parent's nodes and GPUs, also where it sees fewer GPUs itself, but what it may use is its own.
+
+def detect(config: Any, variables: Mapping[str, str]) -> Detected:
+    """Return what is known of the machine, read anew only where this process has changed since it last read it.
+
+    A descendant of the process that read it reuses nodes and visible GPUs, also where it sees fewer GPUs itself; what
+    it may use is its own.
     """
     global _latest
-    state = State(os.getpid(), current_affinity(), tuple(os.environ.get(name) for name in (*VARIABLES, VARIABLE)))
+    affinity, policy = current_affinity(), read_policy("")
     holder = holder_of(config)
-    kept: Detected | None = getattr(holder, KEPT, None)
+    kept = kept_on(holder)
     for known in (kept, _latest):
-        if known and known.state == state:
-            return known.machine
-    if kept and kept.state.pid != state.pid:
-        machine = replace(kept.machine, limits=read_limits("", kept.machine.online, os.environ))
-    else:
-        machine = read_machine()
-    _latest = Detected(state, machine)
-    if holder is not None:
-        object.__setattr__(holder, KEPT, _latest)
-    return machine
+        if (
+            known
+            and known.origin.pid == os.getpid()
+            and (known.affinity, known.policy, known.variables) == (affinity, policy, variables)
+        ):
+            return keep(holder, known)
+    if kept and kept.origin.pid != os.getpid() and is_ancestor(kept.origin):
+        machine = replace(kept.machine, limits=read_limits("", kept.machine.online, variables))
+        return keep(holder, Detected(origin_of(os.getpid()), affinity, policy, variables, machine))
+    machine = read_machine(environ=variables)
+    _latest = Detected(origin_of(os.getpid()), affinity, policy, variables, machine)
+    return keep(holder, _latest)
+
+
+def with_own_gpus(machine: Machine, variables: Mapping[str, str]) -> Machine:
+    """Return the machine with the GPUs that these variables leave visible."""
+    visible = visible_gpus(machine.gpus, variables)
+    return replace(machine, visible=visible.positions, visible_by=visible.by)
 
 
 def holder_of(config: Any) -> Any:
-    """Return the object to keep it on, None where an attribute would show: only a dataclass ignores those it lacks."""
-    if isinstance(config, LaunchConfig):
-        return config
-    theirs = getattr(config, "parallel_config", None)
-    return theirs if is_dataclass(theirs) and hasattr(theirs, "__dict__") else None
+    return config if isinstance(config, LaunchConfig) else getattr(config, "parallel_config", None)
+
+
+def kept_on(holder: Any) -> Detected | None:
+    """Return what was found for this config: here, or by the parent that pickled it."""
+    if id(holder) in _foreign:
+        return _foreign[id(holder)][1]
+    return getattr(holder, KEPT, None)
+
+
+def keep(holder: Any, detected: Detected) -> Detected:
+    """Keep it where it shows to nobody: in LaunchConfig's own place, for others' configs in this process."""
+    if isinstance(holder, LaunchConfig):
+        setattr(holder, KEPT, detected)
+    elif holder is not None:
+        _foreign[id(holder)] = (holder, detected)
+        getattr(holder, "__dict__", {}).pop(KEPT, None)
+    return detected
+
+
+@contextmanager
+def carried(config: Any, detected: Detected | None) -> Iterator[None]:
+    """Let others' configs carry it while the block lasts, in which multiprocessing pickles them."""
+    holder = holder_of(config)
+    place = getattr(holder, "__dict__", None)
+    if detected is None or isinstance(holder, LaunchConfig) or not isinstance(place, dict) or KEPT in place:
+        yield
+        return
+    place[KEPT] = detected
+    try:
+        yield
+    finally:
+        place.pop(KEPT, None)
+
+
+def origin_of(pid: int) -> Origin:
+    """Return the process's identity; where /proc does not say, it is nobody's ancestor."""
+    return Origin(pid, stat_field(pid, 22), (read_text("/proc/sys/kernel/random/boot_id") or "").strip())
+
+
+def stat_field(pid: int, number: int) -> str:
+    """Return a field of /proc/<pid>/stat, counted as proc(5) does; the second, the name, may hold anything."""
+    _, _, rest = (read_text(f"/proc/{pid}/stat") or "").rpartition(") ")
+    fields = rest.split()
+    return fields[number - 3] if len(fields) > number - 3 else ""
+
+
+def is_ancestor(origin: Origin) -> bool:
+    pid = os.getpid()
+    while (parent := stat_field(pid, 4)).isdigit() and parent != "0":
+        pid = int(parent)
+        if pid == origin.pid:
+            return bool(origin.started_at) and origin_of(pid) == origin
+    return False

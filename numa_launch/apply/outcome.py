@@ -11,7 +11,8 @@ from numa_launch.errors import ConfigError
 from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE, Handover
 from numa_launch.machine.model import Machine, Note
-from numa_launch.plan.model import Binding, Plan
+from numa_launch.plan.model import Binding, Plan, Process
+from numa_launch.plan.reasons import note
 
 
 def numactl_needed() -> ConfigError:
@@ -19,6 +20,13 @@ def numactl_needed() -> ConfigError:
         "explicit binding needs numactl, which is not on PATH: install the package numactl (apt-get install numactl "
         "or dnf install numactl), or leave --bind (numa_bind=True) and the lists away"
     )
+
+
+def switched_off(process: Process, by: str) -> Binding:
+    """Return the binding of a process while binding is switched off, and say so."""
+    reason = note("disabled", by=by)
+    say_once(logging.INFO, f"staying unbound (disabled): {reason.message}")
+    return Binding(process.kind, process.local_rank, process.dp_local_rank or 0, reasons=(reason,))
 
 
 def report(made: Plan) -> None:

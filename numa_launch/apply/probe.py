@@ -1,12 +1,14 @@
 """Try numactl's arguments before a worker's life depends on them, and fall back to what works.
 
-Example: in a default Docker container ``Prober().arguments(binding)`` gives ``["--physcpubind=8-15"]`` and one warning
-that memory policies are forbidden there. Each argument list is tried once in a process and remembered.
+Example: in a default Docker container ``Prober().arguments(...)`` gives ``--physcpubind=8-15`` and one warning that
+memory policies are forbidden there. Each argument list is tried once in a process and remembered.
 """
 
 import logging
 import os
+import select
 import signal
+import time
 from typing import NamedTuple
 
 from numa_launch.apply.numactl import candidates, memory_args, numactl_args
@@ -18,6 +20,7 @@ from numa_launch.plan.model import Binding
 from numa_launch.plan.reasons import note, warning
 
 TIME_LIMIT_S = 10
+MAX_OUTPUT = 65536
 
 
 class Found(NamedTuple):
@@ -27,12 +30,19 @@ class Found(NamedTuple):
     dropped: Note | None = None
 
 
+class Outcome(NamedTuple):
+    """How a command ended: `problem` None is well, else one line; `hung` means that it had to be killed."""
+
+    problem: str | None
+    hung: bool = False
+
+
 class Prober:
     """Runs ``numactl <arguments> true`` and remembers what it said."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[str, tuple[str, ...], frozenset[int] | None], str | None] = {}
-        self._auto_failure: Found | None = None
+        self._outcomes: dict[object, Outcome] = {}
+        self._auto_failure: Note | None = None
 
     def arguments(self, numactl: str, binding: Binding, *, auto: bool, strict: bool) -> Found:
         """Return the first arguments for the binding that numactl accepts, with one warning for what was dropped.
@@ -40,43 +50,45 @@ class Prober:
         In mode auto a binding that fails altogether leaves those after it unbound too. Raises StrictError where
         `strict` and anything would have to be dropped.
         """
-        if auto and self._auto_failure:
-            return self._auto_failure
+        if auto and self._auto_failure and not strict:
+            return Found((), self._auto_failure)
         affinity = current_affinity()
         first_problem = None
         found = Found(())
         for args in (with_all(args, binding, affinity) for args in candidates(binding)):
-            problem = self.problem(numactl, args, affinity)
-            if problem is None:
+            outcome = self.outcome([numactl, *args, "true"], affinity)
+            if outcome.problem is None:
                 found = Found(tuple(args))
                 break
-            first_problem = first_problem or problem
+            first_problem = first_problem or outcome.problem
+            if outcome.hung:
+                break
         if first_problem is None:
             return found
         if strict:
             raise StrictError(f"cannot bind as planned: {complaint(binding, first_problem)}")
         why = complaint(binding, first_problem)
         if auto and not found.args:
-            dropped = note("probe-failed", why=why)
-            self._auto_failure = Found((), dropped)
+            self._auto_failure = dropped = note("probe-failed", why=why)
         else:
             dropped = warning("binding-dropped", what=what_was_dropped(binding, found), why=why)
         say_once(logging.WARNING, dropped.message)
         return Found(found.args, dropped)
 
-    def preload_problem(self, preload: str) -> str | None:
-        """Return why ``sh``, which runs the wrapper, does not survive the LD_PRELOAD in force; None where it does."""
-        key = (preload, (), None)
-        if key not in self._problems:
-            self._problems[key] = try_arguments(["/bin/sh", "-c", ":"])
-        return self._problems[key]
+    def outcome(self, command: list[str], affinity: frozenset[int] | None) -> Outcome:
+        """Return how the command ends, tried once in the same affinity and with the same LD_PRELOAD.
 
-    def problem(self, numactl: str, args: list[str], affinity: frozenset[int] | None) -> str | None:
-        """Return numactl's first own line where it refuses the arguments, None where it takes them."""
-        key = (numactl, tuple(args), affinity)
-        if key not in self._problems:
-            self._problems[key] = try_arguments([numactl, *args, "true"])
-        return self._problems[key]
+        A numactl that hung once is not waited for again, whatever its arguments.
+        """
+        around = (command[0], affinity, os.environ.get("LD_PRELOAD"))
+        if around in self._outcomes:
+            return self._outcomes[around]
+        key = (*around, *command)
+        if key not in self._outcomes:
+            self._outcomes[key] = try_command(command)
+            if self._outcomes[key].hung:
+                self._outcomes[around] = self._outcomes[key]
+        return self._outcomes[key]
 
 
 def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None) -> list[str]:
@@ -85,37 +97,98 @@ def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None)
     return ["--all", *args] if outside and any(arg.startswith("--physcpubind") for arg in args) else args
 
 
-def try_arguments(command: list[str]) -> str | None:
-    """Run the command, at most TIME_LIMIT_S; return None where it ends well, else one line that says why not."""
-    import subprocess
-    import tempfile
+def try_command(command: list[str]) -> Outcome:
+    """Run ``numactl <arguments> true``, at most TIME_LIMIT_S; a pipe left open or a flood of output does not matter."""
+    status, output = run_bounded(command)
+    if status is None:
+        # Somebody else reaps this process's children (SIGCHLD ignored, a thread in waitpid): ask for a proof instead.
+        status, output = run_bounded([*command[:-1], "echo", PROOF])
+        status = 0 if status in (None, 0) and PROOF in output.splitlines() else 1
+    if status == HUNG:
+        return Outcome(f"no answer in {TIME_LIMIT_S} s", hung=True)
+    if status == 0:
+        return Outcome(None)
+    return Outcome(first_own_line(output) or f"exit status {status}")
 
-    with tempfile.TemporaryFile() as output:
+
+PROOF = "numa-launch: it runs"
+HUNG = -1000
+"""A status that no process has."""
+
+
+def run_bounded(command: list[str]) -> tuple[int | None, str]:
+    """Return exit status and the first MAX_OUTPUT bytes of output; HUNG after the time limit, None: status unknown."""
+    import subprocess
+
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(reader, False)
         try:
-            # Its own group, so that what a hanging numactl started ends with it; a file: nobody waits for a pipe.
+            # In a session of its own, so that what a hanging numactl started ends with it.
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True
             )
         except OSError as error:
-            return f"{error.strerror or error}"
-        try:
-            status = child.wait(TIME_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return f"no answer in {TIME_LIMIT_S} s"
+            return 126, f"{error.strerror or error}"
         finally:
-            if child.returncode is None:
+            os.close(writer)
+        output = bytearray()
+        ended = False
+        status: int | None = HUNG
+        try:
+            ended, status = wait_and_read(child.pid, reader, output)
+        finally:
+            if not ended:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        if status == 0:
-            return None
-        output.seek(0)
-        return first_own_line(output.read(65536).decode("utf-8", "replace")) or f"exit status {status}"
+        child.returncode = status if status is not None else 0  # it is reaped: subprocess need not look again
+        return status, output.decode("utf-8", "replace")
+    finally:
+        os.close(reader)
+
+
+def wait_and_read(pid: int, reader: int, output: bytearray) -> tuple[bool, int | None]:
+    """Return whether the child ended in time, and its status (None: somebody else reaped it), reading all the while."""
+    gives_up_at = time.monotonic() + TIME_LIMIT_S
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    pause_ms = 1
+    while True:
+        ended, status = ended_status(pid)
+        drain(reader, output)
+        if ended:
+            return True, status
+        if time.monotonic() >= gives_up_at:
+            return False, HUNG
+        if any(event & select.POLLHUP for _, event in poll.poll(pause_ms)):
+            time.sleep(pause_ms / 1000)
+        pause_ms = min(2 * pause_ms, 50)
+
+
+def ended_status(pid: int) -> tuple[bool, int | None]:
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return True, None
+    return (True, os.waitstatus_to_exitcode(status)) if done else (False, None)
+
+
+def drain(reader: int, output: bytearray) -> None:
+    """Read what is there, keep the first MAX_OUTPUT bytes, and stop for now after sixteen times that."""
+    for _ in range(16):
+        try:
+            chunk = os.read(reader, MAX_OUTPUT)
+        except BlockingIOError:
+            return
+        if not chunk:
+            return
+        output += chunk[: MAX_OUTPUT - len(output)]
 
 
 def first_own_line(output: str) -> str | None:
-    """Return the first line that is numactl's message: no usage page, no ``<9> is invalid``."""
+    """Return the first line that is numactl's message: no usage page, no ``<9> is invalid``, no complaint of ld.so."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
-    lines = [line for line in lines if line and not line.startswith(("usage:", "Usage:", "<"))]
+    lines = [line for line in lines if line and not line.startswith(("usage:", "Usage:", "<", "ERROR: ld.so:"))]
     return "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else None
 
 

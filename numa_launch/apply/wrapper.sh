@@ -4,34 +4,52 @@
 #   NUMA_LAUNCH_WRAP_PYTHON   the Python to run
 #   NUMA_LAUNCH_WRAP_NUMACTL  numactl's absolute path
 #   NUMA_LAUNCH_WRAP_ARGS     its arguments, separated by blanks: options with lists of ids only
+#   NUMA_LAUNCH_WRAP_ENV      how many of NUMA_LAUNCH_WRAP_ENV_1, _2, … there are: each NAME=VALUE of the environment
+#                             whose name is none to a shell (BASH_FUNC_module%%), which the shell would drop
+# Its own variables have names that nobody exports, so that it changes no variable of the worker's.
 set -f
-python=${NUMA_LAUNCH_WRAP_PYTHON-}
-numactl=${NUMA_LAUNCH_WRAP_NUMACTL-}
-arguments=${NUMA_LAUNCH_WRAP_ARGS-}
-unset NUMA_LAUNCH_WRAP_PYTHON NUMA_LAUNCH_WRAP_NUMACTL NUMA_LAUNCH_WRAP_ARGS
-IFS=' '
+_numa_launch_python=${NUMA_LAUNCH_WRAP_PYTHON-}
+_numa_launch_numactl=${NUMA_LAUNCH_WRAP_NUMACTL-}
+_numa_launch_args=${NUMA_LAUNCH_WRAP_ARGS-}
+_numa_launch_env=${NUMA_LAUNCH_WRAP_ENV-0}
+unset NUMA_LAUNCH_WRAP_PYTHON NUMA_LAUNCH_WRAP_NUMACTL NUMA_LAUNCH_WRAP_ARGS NUMA_LAUNCH_WRAP_ENV
 
-refuse() {
+_numa_launch_refuse() {
     printf 'numa-launch: the wrapper %s; it is started by configure_subprocess only\n' "$1" >&2
     exit 2
 }
 
-[ -n "$python" ] || refuse 'lacks NUMA_LAUNCH_WRAP_PYTHON'
-[ -n "$numactl" ] || refuse 'lacks NUMA_LAUNCH_WRAP_NUMACTL'
-[ -n "$arguments" ] || refuse 'lacks NUMA_LAUNCH_WRAP_ARGS'
-for argument in $arguments; do
-    case $argument in
+[ -n "$_numa_launch_python" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_PYTHON'
+[ -n "$_numa_launch_numactl" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_NUMACTL'
+[ -n "$_numa_launch_args" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_ARGS'
+case $_numa_launch_args in
+    *[!\ 0123456789abcdefghijklmnopqrstuvwxyz=,-]*) _numa_launch_refuse 'finds no arguments in NUMA_LAUNCH_WRAP_ARGS' ;;
+esac
+case $_numa_launch_env in
+    '' | *[!0123456789]*) _numa_launch_refuse 'finds no number in NUMA_LAUNCH_WRAP_ENV' ;;
+esac
+for _numa_launch_arg in $_numa_launch_args; do
+    case $_numa_launch_arg in
         --all) continue ;;
         --physcpubind=?* | --cpunodebind=?* | --membind=?* | --preferred=?* | --preferred-many=?* | --interleave=?*) ;;
-        *) refuse "does not know the argument $argument" ;;
+        *) _numa_launch_refuse "does not know the argument $_numa_launch_arg" ;;
     esac
-    case ${argument#*=} in
-        *[!0123456789,-]*) refuse "finds no list of ids in $argument" ;;
+    case ${_numa_launch_arg#*=} in
+        *[!0123456789,-]*) _numa_launch_refuse "finds no list of ids in $_numa_launch_arg" ;;
     esac
 done
 
-if [ ! -x "$numactl" ]; then
-    printf 'numa-launch: %s is gone, so this worker runs unbound: install numactl again\n' "$numactl" >&2
-    exec "$python" "$@"
+if [ -x "$_numa_launch_numactl" ]; then
+    set -- "$_numa_launch_numactl" $_numa_launch_args "$_numa_launch_python" "$@"
+else
+    printf 'numa-launch: %s is gone, so this worker runs unbound: install numactl again\n' "$_numa_launch_numactl" >&2
+    set -- "$_numa_launch_python" "$@"
 fi
-exec "$numactl" $arguments "$python" "$@"
+if [ "$_numa_launch_env" -gt 0 ]; then
+    while [ "$_numa_launch_env" -gt 0 ]; do
+        eval "set -- \"\$NUMA_LAUNCH_WRAP_ENV_$_numa_launch_env\" \"\$@\"; unset NUMA_LAUNCH_WRAP_ENV_$_numa_launch_env"
+        _numa_launch_env=$((_numa_launch_env - 1))
+    done
+    set -- env -- "$@"
+fi
+exec "$@"

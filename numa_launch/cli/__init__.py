@@ -25,7 +25,8 @@ def status_of(args: list[str]) -> int:
     options, command = split_at_dashes(args)
     try:
         status = cli.main(options, prog_name="numa-launch", standalone_mode=False, obj=command)
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
         return int(status or 0)
     except NumaLaunchError as error:
         return fail(str(error), error.exit_status)

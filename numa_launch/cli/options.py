@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from numa_launch.config import CHOICES
-from numa_launch.idsets import shortened
+from numa_launch.idsets import MAX_ID, shortened
 from numa_launch.machine.pci import GPU_CLASSES
 from numa_launch.plan.model import Kind
 
@@ -58,11 +58,13 @@ class Ids(click.ParamType[list[int]]):
         parts = [part.strip() for part in str(value).split(",")]
         if not all(part.removeprefix("-").isascii() and part.removeprefix("-").isdigit() for part in parts):
             self.fail(f"{shortened(str(value))} is not a list of numbers such as 0,0,1,1", param, ctx)
-        return [int(part[:9]) for part in parts]
+        if any(len(part) > 20 for part in parts):
+            self.fail(f"{shortened(str(value))} has a number that is too large", param, ctx)
+        return [int(part) for part in parts]
 
 
-AT_LEAST_1 = click.IntRange(min=1)
-AT_LEAST_0 = click.IntRange(min=0)
+AT_LEAST_1 = click.IntRange(min=1, max=MAX_ID)
+AT_LEAST_0 = click.IntRange(min=0, max=MAX_ID)
 
 
 def choice(field: str) -> click.Choice[str]:

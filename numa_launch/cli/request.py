@@ -11,9 +11,10 @@ from numa_launch.cli.options import Options
 from numa_launch.cli.ranks import local_rank, local_size, mpi_variable
 from numa_launch.config import LaunchConfig
 from numa_launch.errors import ConfigError
+from numa_launch.idsets import MAX_ID
 from numa_launch.machine.model import Machine, Note
 from numa_launch.plan.model import Process
-from numa_launch.plan.ranks import local_processes, nnodes_within_dp, workers_per_shard
+from numa_launch.plan.ranks import counts_shards, local_processes, local_shards, nnodes_within_dp, workers_per_shard
 from numa_launch.plan.reasons import warning
 
 
@@ -80,7 +81,10 @@ def worker_count(config: LaunchConfig) -> int:
 
 def ranks_to_spread(options: Options, config: LaunchConfig, environ: Mapping[str, str]) -> int:
     """Return the number of ranks that ``--map rank`` spreads."""
-    known = options.nproc or (worker_count(config) if options.tp else local_size(environ))
+    planned = workers_per_shard(config) * config.data_parallel_size_local
+    known = options.nproc or (planned if options.tp else local_size(environ))
+    if known and known > MAX_ID:
+        raise ConfigError(f"--map rank cannot spread {known} ranks: at most {MAX_ID}")
     if not known:
         raise ConfigError(
             "--map rank needs the number of ranks on this host: pass --nproc or --tp, or start it under a launcher "
@@ -117,14 +121,26 @@ def check_agreement(config: LaunchConfig, nproc: int) -> None:
 
 
 def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
-    """Return the worker that a local rank is."""
+    """Return the worker that a local rank is: number rank mod w of shard rank div w, for w workers a shard.
+
+    Where a gpu index does not tell shards apart, a rank past the last worker would so get another worker's GPU:
+    explicit mode raises ConfigError for it, and auto mode takes it as an index of its own.
+    """
     takes_only_gpu = bool(machine.visible_by) and len(machine.visible) == 1
-    if config.distributed_executor_backend == "external_launcher":
-        return Process("worker", rank, 0, takes_only_gpu=takes_only_gpu)
-    if config.data_parallel_rank_local is not None:
-        return Process("worker", rank, config.data_parallel_rank_local, takes_only_gpu=takes_only_gpu)
-    shard, local = divmod(rank, workers_per_shard(config))
-    return Process("worker", local, shard, takes_only_gpu=takes_only_gpu)
+    first = local_shards(config)[0]
+    beyond, local = divmod(rank, workers_per_shard(config))
+    one_shard = (
+        config.distributed_executor_backend == "external_launcher" or config.data_parallel_rank_local is not None
+    )
+    too_far = not counts_shards(config) and not one_shard and beyond >= config.data_parallel_size_local
+    if too_far and config.mode == "explicit":
+        raise ConfigError(
+            f"local rank {rank} is past the last of the {worker_count(config)} workers that the parallel sizes make "
+            "on this host: lower --rank, or raise --tp or --dp-local"
+        )
+    if one_shard or too_far:
+        return Process("worker", rank, first, takes_only_gpu=takes_only_gpu)
+    return Process("worker", local, first + beyond, takes_only_gpu=takes_only_gpu)
 
 
 def shown(options: Options, config: LaunchConfig, machine: Machine, rank: int | None) -> list[Process]:
@@ -137,11 +153,10 @@ def launched(options: Options, config: LaunchConfig, machine: Machine, rank: int
     if options.nproc is not None or (options.kind == "worker" and rank is None):
         return None
     if options.kind == "EngineCore":
-        shard = config.data_parallel_rank_local
-        if shard is None and rank is not None:
-            shard = rank // workers_per_shard(config)
-        over_all = shard is None and config.data_parallel_size_local > 1
-        return Process("EngineCore", dp_local_rank=0 if over_all else shard, over_all=over_all)
+        if rank is not None:
+            return Process("EngineCore", dp_local_rank=of_rank(config, machine, rank).dp_local_rank)
+        shards = local_shards(config)
+        return Process("EngineCore", dp_local_rank=shards[0], over_all=len(shards) > 1)
     if rank is not None:
         return of_rank(config, machine, rank)
     return Process("EngineCore", dp_local_rank=0, over_all=True)

@@ -4,14 +4,13 @@ Example: ``LOCAL_RANK=3 numa-launch -- python train.py`` binds to the node of GP
 """
 
 import logging
-import os
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from numa_launch.apply.command import become, check_command, find_numactl
+from numa_launch.apply.command import become, check_command, find_numactl, own_environment
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.apply.probe import Prober
 from numa_launch.cli.options import Options, launch_options
@@ -88,7 +87,7 @@ def cli(ctx: click.Context, /, verbose: int, quiet: bool, **values: Any) -> None
         return
     from_environment = ctx.get_parameter_source("bind") is click.core.ParameterSource.ENVIRONMENT
     options = Options(**values, bind_from_environment=from_environment)
-    run(options, ctx.obj, os.environ)
+    run(options, ctx.obj, own_environment())
 
 
 def set_up_logging(level: int) -> None:
@@ -113,7 +112,7 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
     """Show the plan, or bind and become the command."""
     if not options.dry_run:
         check_run(options, command)
-    machine = read_machine(options.root or "/", vendor=options.vendor, environ=environ)
+    machine = read_machine("/" if options.root is None else options.root, vendor=options.vendor, environ=environ)
     asked = request(options, machine, environ)
     numactl = find_numactl(environ)
     circumstances = Circumstances(

@@ -68,8 +68,8 @@ def wide_console() -> "Console":
     """Return a console as wide as the terminal; in a pipe as wide as the text, so that no line is broken."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=100_000)
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=100_000)
 
 
 def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None:
@@ -78,9 +78,9 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
     from rich.table import Table
 
     console = wide_console()
-    console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}", markup=False)
+    console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}")
     if made.skip_reason:
-        console.print(f"why: {made.skip_reason.message} ({made.skip_reason.code})", markup=False)
+        console.print(f"why: {made.skip_reason.message} ({made.skip_reason.code})")
     rows = [(described_process(binding), binding) for binding in made.processes]
     if launched:
         rows.append((f"COMMAND ({described_process(launched)})", launched))
@@ -94,11 +94,11 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
         table.add_row(name, gpu, format_ids(binding.nodes), format_ids(binding.cpus), args, reasons)
     console.print(table)
     for reason in dict.fromkeys(reason for binding in made.processes for reason in binding.reasons):
-        console.print(f"{reason.code}: {reason.message}", markup=False)
+        console.print(f"{reason.code}: {reason.message}")
     for said in made.warnings:
-        console.print(f"warning: {said.message} ({said.code})", markup=False)
+        console.print(f"warning: {said.message} ({said.code})")
     if command:
-        console.print(f"COMMAND: {shlex.join(command)}", markup=False)
+        console.print(f"COMMAND: {shlex.join(command)}")
 
 
 def described_process(binding: Binding) -> str:

@@ -21,11 +21,12 @@ MOST_DISTANCES = 16
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--root", metavar="DIR", help="Show the captured machine below DIR.")
-@click.option("--vendor", type=click.Choice(list(GPU_CLASSES)), help="Whose GPUs count.")
+@click.option("--vendor", type=click.Choice(list(GPU_CLASSES)), envvar="NUMA_LAUNCH_VENDOR", help="Whose GPUs count.")
 def topo(as_json: bool, root: str | None, vendor: str | None) -> None:
     """Show nodes, CPUs, memory, GPUs and what this process may use."""
-    machine = read_machine(root or "/", vendor=vendor)
-    topology = read_topology(root or "/", machine)
+    where = "/" if root is None else root
+    machine = read_machine(where, vendor=vendor)
+    topology = read_topology(where, machine)
     if as_json:
         dump(topo_json(machine, topology))
     else:
@@ -94,7 +95,7 @@ def print_topo(machine: Machine, topology: Topology) -> None:
             gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", gpu.name or "", node_text, gpu.source or "")
         console.print(gpus_table)
     for said in machine.notes:
-        console.print(f"warning: {said.message} ({said.code})", markup=False)
+        console.print(f"warning: {said.message} ({said.code})")
 
 
 def counted(count: int, word: str) -> str:

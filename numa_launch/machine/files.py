@@ -5,6 +5,7 @@ A captured machine may hold anything: a directory where a file should be, a FIFO
 """
 
 import os
+import stat
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,14 +15,25 @@ MAX_BYTES = 4 << 20
 T = TypeVar("T")
 
 
+def open_file(path: str) -> int | None:
+    """Return a descriptor of a regular file, None for anything else: a FIFO would be empty, /dev/zero endless."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
 def read_text(path: str, most: int = MAX_BYTES) -> str | None:
     """Return the file's text, or None where it is missing, unreadable, no text or longer than MAX_BYTES.
 
     With a smaller `most`, reading stops after that many bytes and what was read is returned.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    fd = open_file(path)
+    if fd is None:
         return None
     try:
         read = bytearray()
@@ -38,9 +50,8 @@ def read_text(path: str, most: int = MAX_BYTES) -> str | None:
 
 def read_first_line(path: str) -> str | None:
     """Return the first line, read in small pieces: the kernel makes numa_maps as it is read, a mapping at a time."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    fd = open_file(path)
+    if fd is None:
         return None
     try:
         read = bytearray()

@@ -59,7 +59,7 @@ def driver_gpu(entry: Any) -> DriverGpu:
     return DriverGpu(
         bdf=None if bdf is None else normal_bdf(bdf),
         uuid=field(entry, "uuid", str),
-        name=field(entry, "name", str),
+        name=printable(field(entry, "name", str)),
         numa_node=field(entry, "numa_node", int),
         cpu_affinity=None if cpus is None else parse_ids(cpus),
         mig=tuple(mig),
@@ -75,6 +75,11 @@ def field(entry: Any, key: str, kind: type) -> Any:
     return value
 
 
+def printable(name: str | None) -> str | None:
+    """Return the name without what would move a terminal's cursor or cannot be printed at all."""
+    return name and "".join(c if c.isprintable() else "?" for c in name)
+
+
 def read_nvidia_proc(root: str) -> dict[str, tuple[str | None, str | None]]:
     """Return PCI address → (UUID, model) of ``proc/driver/nvidia/gpus/*/information``, None where it has none."""
     said = {}
@@ -85,7 +90,10 @@ def read_nvidia_proc(root: str) -> dict[str, tuple[str | None, str | None]]:
         uuid = values.get("GPU UUID", "")
         try:
             # Before the first use of a GPU its UUID reads GPU-????????-....
-            said[normal_bdf(name)] = (uuid if uuid and "?" not in uuid else None, values.get("Model") or None)
+            said[normal_bdf(name)] = (
+                uuid if uuid and "?" not in uuid else None,
+                printable(values.get("Model")) or None,
+            )
         except ValueError:
             continue
     return said

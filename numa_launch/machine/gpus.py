@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from numa_launch.machine.gpufiles import DriverGpu, read_gpus_json, read_nvidia_proc
 from numa_launch.machine.model import Gpu, Node
-from numa_launch.machine.pci import GPU_CLASSES, PciGpu, read_pci_gpus
+from numa_launch.machine.pci import GPU_CLASSES, PciGpu, read_pci_device, read_pci_gpus
 
 
 def read_gpus(root: str, nodes: tuple[Node, ...], vendor: str | None = None) -> tuple[Gpu, ...]:
@@ -20,16 +20,24 @@ def read_gpus(root: str, nodes: tuple[Node, ...], vendor: str | None = None) -> 
     index = NodeIndex(nodes)
     said = read_gpus_json(root)
     if said:
-        pci = {gpu.bdf: gpu for name in GPU_CLASSES for gpu in read_pci_gpus(root, name)}
+        devices = ((gpu.bdf, read_pci_device(root, gpu.bdf)) for gpu in said if gpu.bdf)
+        pci = {bdf: device for bdf, device in devices if device}
         of_vendor = vendor or first_vendor(said, pci)
         said = tuple(gpu for gpu in said if vendor_of(gpu, pci, of_vendor) == of_vendor)
         if said:
-            return tuple(reconcile(gpu, pci.get(gpu.bdf or ""), index, of_vendor) for gpu in said)
+            proc = read_nvidia_proc(root) if of_vendor == "nvidia" else {}
+            return tuple(reconcile(completed(gpu, proc), pci.get(gpu.bdf or ""), index, of_vendor) for gpu in said)
     elif said is not None:
         return ()
     gpus = read_pci_gpus(root, vendor)
     proc = read_nvidia_proc(root) if gpus and gpus[0].vendor == "nvidia" else {}
-    return tuple(reconcile(DriverGpu(gpu.bdf, *proc.get(gpu.bdf, ())), gpu, index, gpu.vendor) for gpu in gpus)
+    return tuple(reconcile(completed(DriverGpu(gpu.bdf), proc), gpu, index, gpu.vendor) for gpu in gpus)
+
+
+def completed(gpu: DriverGpu, proc: dict[str, tuple[str | None, str | None]]) -> DriverGpu:
+    """Return the GPU with UUID and name from /proc/driver/nvidia where the library did not say."""
+    uuid, name = proc.get(gpu.bdf or "", (None, None))
+    return gpu._replace(uuid=gpu.uuid or uuid, name=gpu.name or name)
 
 
 def first_vendor(said: tuple[DriverGpu, ...], pci: dict[str, PciGpu]) -> str:

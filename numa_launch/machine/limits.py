@@ -15,7 +15,7 @@ from numa_launch.machine.model import Limits
 from numa_launch.machine.nodes import CPU
 
 # "default" and what mpol_to_str() of the kernel's mm/mempolicy.c prints: "bind:0-1", "prefer (many):0", "bind=static:0"
-_POLICY = re.compile(r"[0-9a-f]+ ((?:prefer \(many\)|weighted interleave|[a-z]+)(?:[=|][a-z|]+)?(?::[0-9,-]+)?)(?: |$)")
+_POLICY = re.compile(r"[0-9a-f]+ ((?:prefer \(many\)|weighted interleave|[a-z_]+)[^ ]*)(?: |$)")
 
 CPUSET_FILES = ("cpuset.{}.effective", "cpuset.effective_{}", "cpuset.{}")
 """cgroup v2, then v1: what is in force, then what was written."""
@@ -86,7 +86,9 @@ def read_cpuset(root: str, kind: str) -> frozenset[int] | None:
     In a container the path may be the host's, and is not there: then it is the nearest parent, the mount's root.
     """
     for mount, path in cpuset_places(read_text(f"{root}/proc/self/cgroup") or ""):
-        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts:  # above the root of a cgroup namespace: the nearest that is here is that root
+            parts = []
         for depth in range(len(parts), -1, -1):
             directory = "/".join([f"{root}/sys/fs/cgroup{mount}", *parts[:depth]])
             for name in CPUSET_FILES:

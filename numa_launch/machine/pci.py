@@ -32,7 +32,7 @@ class PciGpu(NamedTuple):
 
     bdf: str
     vendor: str
-    pci_class: str
+    pci_class: str | None
     device: str | None
     numa_node: int | None
     local_cpus: frozenset[int] | None
@@ -99,7 +99,15 @@ def belongs_to_a_guest(path: str) -> bool:
         return False
 
 
-def read_pci_gpu(root: str, bdf: str, vendor: str, pci_class: str) -> PciGpu:
+def read_pci_device(root: str, bdf: str) -> PciGpu | None:
+    """Return the device at this address, whatever its class, None where none of a known vendor is there."""
+    path = f"{root}{DEVICES}/{bdf}"
+    pci_id = (read_value(f"{path}/vendor", str) or "").lower()
+    vendor = next((name for name, (own, _) in GPU_CLASSES.items() if own == pci_id), None)
+    return read_pci_gpu(root, bdf, vendor, read_value(f"{path}/class", str)) if vendor else None
+
+
+def read_pci_gpu(root: str, bdf: str, vendor: str, pci_class: str | None) -> PciGpu:
     path = f"{root}{DEVICES}/{bdf}"
     return PciGpu(
         bdf=normal_bdf(bdf),

@@ -83,21 +83,19 @@ def position_of(entry: str, gpus: Sequence[Gpu]) -> int | None:
     if entry.startswith("MIG-GPU-"):  # MIG-GPU-<uuid>/<gpu instance>/<compute instance>, of drivers before 470
         entry = entry.removeprefix("MIG-").partition("/")[0]
     if entry.startswith("MIG-"):
-        return only(i for i, gpu in enumerate(gpus) for uuid in gpu.mig if matches(uuid, entry))
+        return only_match(entry, [(i, uuid) for i, gpu in enumerate(gpus) for uuid in gpu.mig])
     if entry.startswith("GPU-"):
-        return only(i for i, gpu in enumerate(gpus) if gpu.uuid and matches(gpu.uuid, entry))
+        return only_match(entry, [(i, gpu.uuid) for i, gpu in enumerate(gpus) if gpu.uuid])
     return None
 
 
-def matches(uuid: str, entry: str) -> bool:
-    """Return whether the entry is the UUID or the start of it, beyond the bare ``GPU-``."""
-    return len(entry) > len("GPU-") and uuid.lower().startswith(entry.lower())
-
-
-def only(positions: Iterable[int]) -> int | None:
-    """Return the position where there is exactly one."""
-    found = list(positions)
-    return found[0] if len(found) == 1 else None
+def only_match(entry: str, named: Iterable[tuple[int, str]]) -> int | None:
+    """Return the position with this UUID, else the only one whose UUID starts so, beyond the bare ``GPU-``."""
+    wanted = entry.lower()
+    near = [(i, uuid.lower()) for i, uuid in named if uuid.lower().startswith(wanted) and len(wanted) > len("GPU-")]
+    exact = [(i, uuid) for i, uuid in near if uuid == wanted]
+    found = exact or near
+    return found[0][0] if len(found) == 1 else None
 
 
 def visible_intel(everything: tuple[int, ...], environ: Mapping[str, str]) -> Visible:

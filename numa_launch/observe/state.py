@@ -4,10 +4,13 @@ Example: ``log_current_affinity_state("worker 3")`` logs
 ``worker 3: policy prefer:1, CPUs 8-15, nodes 1 (whole)``.
 """
 
+import contextlib
+
 from numa_launch.idsets import format_ids
 from numa_launch.log import LOGGER
 from numa_launch.machine.limits import current_affinity, read_policy
 from numa_launch.machine.nodes import read_nodes, read_online_cpus
+from numa_launch.machine.read import require_linux
 
 
 def current_affinity_state(label: str) -> str:
@@ -27,8 +30,11 @@ def log_current_affinity_state(label: str) -> None:
     """Log the calling process's policy, CPUs and nodes as one line at INFO; never raises and never waits."""
     import logging
 
-    try:
-        line = current_affinity_state(" ".join(str(label).split()))
-    except Exception as error:  # a line in a log must not end a worker, whatever is wrong with its host
-        line = f"{label}: state unknown, {type(error).__name__}: {error}"
-    logging.getLogger(LOGGER).info("%s", line)
+    # A line in a log must not end a worker, whatever is wrong with its host, its label or its log.
+    with contextlib.suppress(Exception):
+        try:
+            require_linux()
+            line = current_affinity_state(" ".join(str(label).split()))
+        except Exception as error:
+            line = f"state unknown, {type(error).__name__}: {error}"
+        logging.getLogger(LOGGER).info("%s", line)

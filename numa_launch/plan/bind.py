@@ -49,34 +49,34 @@ def cpus_of_nodes(
     the nodes to cover as well.
     """
     whole = frozenset[int]().union(*(machine.node_of_id[node].cpus for node in nodes))
-    usable = whole & machine.usable_cpus
+    priority = machine.priority_cpus if use_priority and machine.priority_cpus & machine.usable_cpus & whole else None
+    wanted = frozenset[int]().union(*(of_node(machine.node_of_id[node].cpus, priority) for node in nodes))
+    cpus = frozenset[int]().union(*(of_node(machine.usable_cpus_of(node), priority) for node in nodes))
+    refused = cannot_name_nodes(machine, nodes)
     reasons = []
-    why = cannot_name_nodes(machine, nodes, whole, usable)
-    if why and usable and machine.has_node_directory:
+    if cpus and cpus != wanted:
+        why = f"this process may use only {format_ids(cpus)} of {format_ids(wanted)}"
         reasons.append(note("node-narrowed", nodes=format_ids(nodes), why=why))
-    elif not machine.has_node_directory:
+    elif cpus and refused and not priority:
+        reasons.append(note("node-narrowed", nodes=format_ids(nodes), why=refused))
+    if not machine.has_node_directory:
         reasons.append(note("no-node-directory"))
-    cpus = usable
-    priority = machine.priority_cpus & usable if use_priority else frozenset()
     if priority:
-        of_nodes = [machine.usable_cpus_of(node) for node in nodes]
-        cpus = frozenset[int]().union(*(own & priority or own for own in of_nodes))
-        reasons.append(note("priority-cores", cpus=format_ids(priority), nodes=format_ids(nodes)))
+        reasons.append(note("priority-cores", cpus=format_ids(cpus & priority), nodes=format_ids(nodes)))
     outside = also - whole
     if outside:
-        cpus |= outside
         reasons.append(note("covers-workers", cpus=format_ids(outside)))
-    return cpus, not why and not priority and not outside, reasons
+    by_node = cpus == whole and not priority and not outside and not refused and machine.has_node_directory
+    return cpus | outside, by_node, reasons
 
 
-def cannot_name_nodes(
-    machine: Machine, nodes: Sequence[int], whole: frozenset[int], usable: frozenset[int]
-) -> str | None:
-    """Return why ``numactl --cpunodebind`` would refuse these nodes or widen what is allowed; None: it is exact."""
-    if usable != whole:
-        return f"this process may use only {format_ids(usable) or 'none'} of {format_ids(whole)}"
-    if not machine.has_node_directory:
-        return "this kernel has no NUMA nodes"
+def of_node(cpus: frozenset[int], priority: frozenset[int] | None) -> frozenset[int]:
+    """Return the priority cores among a node's CPUs, all of them where it has none."""
+    return (cpus & priority or cpus) if priority else cpus
+
+
+def cannot_name_nodes(machine: Machine, nodes: Sequence[int]) -> str | None:
+    """Return why ``numactl --cpunodebind`` would refuse these nodes, None where it takes them."""
     for node in nodes:
         if not machine.has_memory(node):
             return f"node {node} has no memory and numactl --cpunodebind refuses such nodes"

@@ -6,14 +6,14 @@ Example: ``plan(machine, LaunchConfig(tensor_parallel_size=8))`` has one EngineC
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from numa_launch.config import LaunchConfig, Mode
+from numa_launch.config import LaunchConfig, Mode, named
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.machine.model import Machine, Note
 from numa_launch.plan.auto import skip_reason
 from numa_launch.plan.bind import bind
 from numa_launch.plan.entries import Entries, Entry, entries_of
 from numa_launch.plan.model import CAPTURED, Binding, Circumstances, Plan, Process
-from numa_launch.plan.ranks import gpu_index, local_processes, shard_indices, shard_of
+from numa_launch.plan.ranks import gpu_index, local_processes, shard_indices, shard_of, spread_indices
 from numa_launch.plan.reasons import note
 
 
@@ -54,7 +54,7 @@ def plan(
     if mode == "auto":
         others = [] if any(process.takes_only_gpu for process in asked) else local_processes(config)
         relevant = targets + [target_of(machine, config, process, circumstances) for process in others]
-        skip = entry_obstacle(entries, relevant, by_gpu=circumstances.spread_ranks is None)
+        skip = entry_obstacle(entries, relevant)
         if skip:
             return Plan(mode, skip, machine.visible_gpus, unbound, machine.notes)
 
@@ -71,13 +71,17 @@ def plan(
 def target_of(machine: Machine, config: LaunchConfig, process: Process, circumstances: Circumstances) -> _Target:
     shard = shard_of(config, process.dp_local_rank)
     unbound = Binding(process.kind, process.local_rank, shard)
+    spreads = circumstances.spread_ranks is not None
     if process.kind == "EngineCore":
-        return _Target(unbound, None if process.over_all else shard_indices(config, process.dp_local_rank))
+        indices_of = spread_indices if spreads else shard_indices
+        return _Target(unbound, None if process.over_all else indices_of(config, process.dp_local_rank))
+    if spreads:
+        index = spread_indices(config, process.dp_local_rank)[0] + process.local_rank
+        return _Target(unbound, range(index, index + 1))
     index = gpu_index(config, process.local_rank, process.dp_local_rank)
     lists = config.numa_bind_nodes or config.numa_bind_cpus or ()
     takes_only = process.takes_only_gpu and len(machine.visible) == 1
-    by_gpu = machine.visible and circumstances.spread_ranks is None
-    unbound = unbound._replace(gpu_index=(0 if takes_only else index) if by_gpu else None)
+    unbound = unbound._replace(gpu_index=(0 if takes_only else index) if machine.visible else None)
     if takes_only and len(lists) < 2:
         index = 0
     return _Target(unbound, range(index, index + 1))
@@ -102,6 +106,9 @@ def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
             "no GPU is visible here, so there is no node to bind to: pass --numa-nodes (numa_bind_nodes), "
             "or --map rank to spread ranks over the nodes"
         )
+    absent = [entry.absent for entry in chosen if entry.absent is not None]
+    if absent:
+        raise ConfigError(f"{named('assigned_physical_gpu_ids')} names {absent[0]}, but {entries.counted}")
     unknown = [i for i, entry in zip(indices, chosen, strict=True) if entry.nodes is None]
     if unknown:
         raise ConfigError(
@@ -118,13 +125,12 @@ def described(target: _Target) -> str:
     return f"worker {target.unbound.local_rank} of shard {target.unbound.dp_local_rank}"
 
 
-def entry_obstacle(entries: Entries, targets: Sequence[_Target], by_gpu: bool) -> Note | None:
-    """Return why auto mode cannot take its nodes from the GPUs of all these processes."""
+def entry_obstacle(entries: Entries, targets: Sequence[_Target]) -> Note | None:
+    """Return why auto mode cannot take the nodes of all these processes from the entries."""
     for target in targets:
-        if by_gpu and target.indices and target.indices[-1] >= entries.size:
-            count = f"only {entries.size} {'is' if entries.size == 1 else 'are'}"
+        if target.indices and target.indices[-1] >= entries.size:
             index = max(target.indices[0], entries.size)
-            return note("gpu-index-out-of-range", process=described(target), index=index, count=count)
+            return note("gpu-index-out-of-range", process=described(target), index=index, counted=entries.counted)
     for target in targets:
         for i, entry in enumerate(taken(entries, target), start=target.indices[0] if target.indices else 0):
             if entry.without_cpus is not None:

@@ -18,13 +18,15 @@ class Entry(NamedTuple):
     """What a gpu index stands for.
 
     `nodes` are None where the GPU's node is unknown. `cpus` is the user's list. `without_cpus` is the GPU's own node
-    where that has no CPUs and `nodes` holds the nearest that has; `reasons` say so.
+    where that has no CPUs and `nodes` holds the nearest that has; `reasons` say so. `absent` is the number of an
+    assigned GPU that is not there.
     """
 
     nodes: tuple[int, ...] | None
     cpus: frozenset[int] | None = None
     without_cpus: int | None = None
     reasons: tuple[Note, ...] = ()
+    absent: int | None = None
 
 
 class Entries(NamedTuple):
@@ -47,11 +49,8 @@ def entries_of(machine: Machine, config: LaunchConfig, spread_ranks: int | None)
     ids = config.assigned_physical_gpu_ids
     if ids is None or spread_ranks is not None:
         return entries
-    for i in ids:
-        if i >= entries.size and config.mode == "explicit":
-            raise ConfigError(f"{named('assigned_physical_gpu_ids')}: there is no entry {i}, as {entries.counted}")
-    chosen = tuple(entries.entries[i] for i in ids if i < entries.size)
-    return Entries(chosen, f"{named('assigned_physical_gpu_ids')} has {len(ids)} entries")
+    chosen = tuple(entries.entries[i] if i < entries.size else Entry(None, absent=i) for i in ids)
+    return Entries(chosen, f"{named('assigned_physical_gpu_ids')} has {len(ids)} entries and {entries.counted}")
 
 
 def all_entries(machine: Machine, config: LaunchConfig, spread_ranks: int | None) -> Entries:

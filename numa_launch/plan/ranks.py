@@ -4,6 +4,8 @@ Example: with ``tensor_parallel_size=2, data_parallel_size_local=2`` worker 1 of
 """
 
 from numa_launch.config import LaunchConfig, error
+from numa_launch.errors import ConfigError
+from numa_launch.idsets import MAX_ID
 from numa_launch.plan.model import Process
 
 
@@ -58,12 +60,22 @@ def shard_indices(config: LaunchConfig, dp_local_rank: int | None) -> range | No
     return range(first, first + config.world_size)
 
 
+def spread_indices(config: LaunchConfig, dp_local_rank: int | None) -> range:
+    """Return which of the ranks that ``--map rank`` spreads are the shard's workers: it counts this host's alone."""
+    workers = workers_per_shard(config)
+    first_shard = local_shards(config)[0] if config.data_parallel_size_local == 1 else 0
+    first = max(0, shard_of(config, dp_local_rank) - first_shard) * workers
+    return range(first, first + workers)
+
+
 def local_shards(config: LaunchConfig) -> list[int]:
     """Return the shards this host starts: the one the config names, or each of several; external_launcher has one."""
     if config.distributed_executor_backend == "external_launcher":
         return [0]
-    if config.data_parallel_rank_local is not None or config.data_parallel_size_local == 1:
-        return [shard_of(config, None)]
+    if config.data_parallel_rank_local is not None:
+        return [config.data_parallel_rank_local]
+    if config.data_parallel_size_local == 1 and config.nnodes == 1:
+        return [config.data_parallel_rank]  # shards of one host that are started one by one
     return list(range(config.data_parallel_size_local))
 
 
@@ -73,4 +85,6 @@ def local_processes(config: LaunchConfig) -> list[Process]:
     has_engine = config.distributed_executor_backend != "external_launcher"
     engines = [Process("EngineCore", dp_local_rank=shard) for shard in shards if has_engine]
     ranks = range(workers_per_shard(config))
+    if len(shards) * len(ranks) > MAX_ID:
+        raise ConfigError(f"the parallel sizes make {len(shards) * len(ranks)} workers on this host: lower them")
     return engines + [Process("worker", rank, shard) for shard in shards for rank in ranks]

@@ -27,8 +27,8 @@ SKIP = {
     "without that, or pass --bind",
     "gpu-node-unknown": "the node of GPU {gpus} is unknown (neither the firmware nor the driver says): pass "
     "--numa-nodes (numa_bind_nodes) with one node per GPU",
-    "gpu-index-out-of-range": "{process} needs GPU {index} but {count} visible: lower --tp, --pp or --dp-local, "
-    "or show it more GPUs",
+    "gpu-index-out-of-range": "{process} needs number {index} (the first is 0), but {counted}: lower --tp, --pp or "
+    "--dp-local, or show it more GPUs",
     "node-without-cpus": "GPU {index} is on node {node}, which has no CPUs: pass --bind to take the nearest node "
     "that has, or --numa-nodes",
     "cpus-not-allowed": "no CPU of {where} may be used by this process (allowed: {allowed}): allow it CPUs there "
@@ -56,6 +56,10 @@ WARNINGS = {
     "nothing-started": "no multiprocessing child is left that was started inside configure_subprocess: start workers "
     "inside the block (a ProcessPoolExecutor starts its own at the first submit), or call "
     "numa_launch.bind_current_process in each",
+    "blocks-overlap": "blocks of two coroutines overlap, so what is started while both are open stays unbound: do not "
+    "await inside configure_subprocess",
+    "fork-server": "multiprocessing's fork server was started inside configure_subprocess, so it is bound, with all "
+    "that it starts: start it before, or use a spawn context",
     "binding-dropped": "{what}: {why}",
     "wrapper-not-executable": "{path} may not be executed, so workers start unbound: {fix}",
     "mpi-launcher": "binding explicitly inside an MPI or PMI task ({variable} is set): let the launcher bind instead "

@@ -18,6 +18,7 @@ def state() -> dict[str, Any]:
         "policy": read_policy(""),
         "pid": os.getpid(),
         "variables": sorted(name for name in os.environ if name.startswith("NUMA_LAUNCH")),
+        "environ": dict(os.environ),
         "executable": os.fsdecode(spawn.get_executable()),
     }
 

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from numa_launch import LaunchConfig, StrictError, bind_current_process
 from numa_launch.apply import current
+from tests.lay import FOUR_GPUS, lay
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 CPU = ALLOWED[-1]
@@ -71,6 +73,45 @@ print(json.dumps(not [missed for missed in done.not_reached if "CPUs" in missed]
 """)
 
 
+def test_what_was_set_is_handed_over() -> None:
+    """A second call, and a worker that this process starts, plan from what was allowed before."""
+    other = ALLOWED[0]
+    again, handed = in_child(f"""
+import subprocess
+bind_current_process(config, 0)
+handed = os.environ["NUMA_LAUNCH_BOUND"]
+bind_current_process(LaunchConfig(numa_bind_cpus=["{other}"]), 0)
+print(json.dumps([sorted(os.sched_getaffinity(0)), handed]))
+""")
+    assert again == [other]
+    assert handed.startswith(f"{CPU};bind:0;")
+    assert handed.endswith(";default")
+
+
+def test_the_gpus_are_those_this_process_sees_now(tmp_path: Path) -> None:
+    """A worker that hides the other GPUs after it got its parent's config takes the one that is left."""
+    root = lay(tmp_path, FOUR_GPUS)
+    assert in_child(f"""
+import dataclasses, pickle
+from numa_launch import read_machine
+from numa_launch.apply import current, detect
+detect.read_machine = lambda **_: read_machine({str(root)!r}, environ=os.environ)
+detect.read_limits = lambda *_: read_machine({str(root)!r}, environ={{}}).limits
+config = LaunchConfig(tensor_parallel_size=4)
+detect.detect(config, detect.variables_now())
+reader, writer = os.pipe()
+if not os.fork():
+    received = pickle.loads(pickle.dumps(config))
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    os.sched_setaffinity = lambda *_: None
+    current.set_mempolicy = lambda *_: None
+    os.write(writer, json.dumps(bind_current_process(received, 3).binding.nodes).encode())
+    os._exit(0)
+os.wait()
+print(os.read(reader, 100).decode())
+""") == [1]
+
+
 def test_it_needs_no_numactl() -> None:
     assert in_child(
         "print(json.dumps(bind_current_process(config, 0).binding.bound and sorted(os.sched_getaffinity(0))))",
@@ -87,6 +128,7 @@ def test_what_stays_unbound_changes_nothing() -> None:
 REFUSE_MEMPOLICY = """
 import ctypes
 from numa_launch.apply import current
+from tests.lay import FOUR_GPUS, lay
 current.SET_MEMPOLICY = {}
 """
 

@@ -13,7 +13,7 @@ import pytest
 from numa_launch import StrictError
 from numa_launch.apply import probe
 from numa_launch.apply.numactl import candidates, numactl_args, policy_text
-from numa_launch.apply.probe import Found, Prober, first_own_line, try_arguments
+from numa_launch.apply.probe import Found, Outcome, Prober, first_own_line, try_command
 from numa_launch.plan.model import Binding
 from tests.apply.conftest import RUN_IT, FakeNumactl, needs_numactl
 
@@ -140,6 +140,86 @@ def test_a_numactl_that_hangs_is_ended_with_all_it_started(
     os.close(reader)
 
 
+def test_a_numactl_that_hung_once_is_not_waited_for_again(
+    fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TIME_LIMIT_S", 0.2)
+    numactl = fake_numactl("exec sleep 600")
+    prober = Prober()
+    for node in range(3):
+        found = prober.arguments(str(numactl), BINDING._replace(nodes=(node,)), auto=False, strict=False)
+        assert found.args == ()
+    assert len(tried(numactl)) == 1
+
+
+def test_a_numactl_that_prints_without_end_fills_no_memory(
+    fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TIME_LIMIT_S", 0.5)
+    numactl = fake_numactl("exec yes refused")
+    status, output = probe.run_bounded([str(numactl), "true"])
+    assert status == probe.HUNG
+    assert len(output) == probe.MAX_OUTPUT
+
+
+SIGCHLD_TAKEN = {
+    "ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "reaped by a thread": """
+def reap():
+    while True:
+        try: os.waitpid(-1, 0)
+        except ChildProcessError: pass
+threading.Thread(target=reap, daemon=True).start()
+""",
+}
+
+
+@pytest.mark.parametrize("how", SIGCHLD_TAKEN)
+@pytest.mark.parametrize(("script", "accepted"), [(RUN_IT, True), ("exit 1", False), (EPERM, False)])
+def test_an_exit_status_that_somebody_else_takes_is_not_success(
+    fake_numactl: FakeNumactl, how: str, script: str, accepted: bool
+) -> None:
+    numactl = fake_numactl(script)
+    program = f"""
+import os, signal, threading
+from numa_launch.apply.probe import try_command
+{SIGCHLD_TAKEN[how]}
+os.write(1, b"accepted" if try_command(["{numactl}", "--membind=0", "true"]).problem is None else b"refused")
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == ("accepted" if accepted else "refused"), done.stderr
+
+
+def test_without_a_writable_directory_it_probes_all_the_same(fake_numactl: FakeNumactl) -> None:
+    numactl = fake_numactl(RUN_IT)
+    program = f"""
+import os, tempfile
+from numa_launch.apply.probe import try_command
+tempfile.tempdir = "/nowhere"
+print(try_command(["{numactl}", "--membind=0", "true"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{Outcome(None)}\n", done.stderr
+
+
+def test_another_ld_preload_is_probed_anew(fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch) -> None:
+    numactl = fake_numactl(RUN_IT)
+    prober = Prober()
+    for preload in ("", "/nowhere/a.so", "/nowhere/b.so", "/nowhere/a.so"):
+        monkeypatch.setenv("LD_PRELOAD", preload)
+        prober.outcome([str(numactl), "--membind=0", "true"], None)
+    assert len(tried(numactl)) == 3
+
+
+def test_strict_raises_also_where_another_rank_had_failed(fake_numactl: FakeNumactl) -> None:
+    numactl = fake_numactl(EPERM)
+    prober = Prober()
+    prober.arguments(str(numactl), BINDING, auto=True, strict=False)
+    with pytest.raises(StrictError):
+        prober.arguments(str(numactl), BINDING, auto=True, strict=True)
+
+
 def test_junk_is_one_printable_line(fake_numactl: FakeNumactl) -> None:
     numactl = fake_numactl("printf '\\033[31m\\377junk\\007\\nmore\\n' >&2; exit 3")
     found = arguments(numactl)
@@ -169,17 +249,17 @@ def test_a_silent_failure_shows_its_status(fake_numactl: FakeNumactl) -> None:
 
 
 def test_a_numactl_that_cannot_be_run(tmp_path: Path) -> None:
-    assert try_arguments([str(tmp_path / "none"), "true"]) == "No such file or directory"
+    assert try_command([str(tmp_path / "none"), "true"]).problem == "No such file or directory"
     (tmp_path / "no-program").write_bytes(b"\x7fELF")
     (tmp_path / "no-program").chmod(0o755)
-    assert try_arguments([str(tmp_path / "no-program"), "true"]) == "Exec format error"
+    assert try_command([str(tmp_path / "no-program"), "true"]).problem == "Exec format error"
 
 
 @needs_numactl
 def test_real_numactl_takes_what_this_process_may_use_and_refuses_the_rest() -> None:
     cpu = min(BINDING.cpus)
-    assert try_arguments(["numactl", f"--physcpubind={cpu}", "--membind=0", "true"]) is None
-    refused = try_arguments(["numactl", "--membind=4095", "true"])
+    assert try_command(["numactl", f"--physcpubind={cpu}", "--membind=0", "true"]) == Outcome(None)
+    refused = try_command(["numactl", "--membind=4095", "true"]).problem
     assert refused == "libnuma: Warning: node argument 4095 is out of range"
 
 
@@ -189,10 +269,10 @@ def test_a_change_of_affinity_is_probed_anew() -> None:
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
     prober = Prober()
-    args = [f"--physcpubind={cpus[0]}"]
-    assert prober.problem("numactl", args, frozenset(cpus)) is None
+    command = ["numactl", f"--physcpubind={cpus[0]}", "true"]
+    assert prober.outcome(command, frozenset(cpus)).problem is None
     os.sched_setaffinity(0, {cpus[1]})
-    assert prober.problem("numactl", args, frozenset({cpus[1]})) is not None
+    assert prober.outcome(command, frozenset({cpus[1]})).problem
 
 
 @needs_numactl
@@ -208,7 +288,7 @@ def test_where_our_launcher_holds_this_process_elsewhere_all_is_added() -> None:
 def test_interrupted_probing_leaves_nothing_running(fake_numactl: FakeNumactl, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     numactl = fake_numactl(f"echo $$ >{tmp_path}/pid; exec sleep 600")
-    program = f"from numa_launch.apply.probe import try_arguments; try_arguments(['{numactl}', 'true'])"
+    program = f"from numa_launch.apply.probe import try_command; try_command(['{numactl}', 'true'])"
     child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     pid = int((tmp_path / "pid").read_text())
     child.send_signal(signal.SIGINT)

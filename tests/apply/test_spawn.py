@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -29,6 +29,8 @@ import pytest
 from numa_launch import ConfigError, LaunchConfig, StrictError, configure_subprocess, read_machine
 from numa_launch.apply import detect as detect_module
 from numa_launch.apply import spawn as spawn_module
+from numa_launch.apply.probe import Outcome
+from numa_launch.apply.swap import WRAPPER_VARIABLES, ours_now, spawner
 from numa_launch.machine.handover import VARIABLE
 from tests.apply import children
 from tests.apply.conftest import RUN_IT, FakeNumactl, needs_numactl
@@ -48,10 +50,10 @@ def ours() -> tuple[Any, dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def everything_is_put_back() -> Iterator[None]:
-    before = spawn.get_executable(), spawn_module.variables_now()
+    before = spawn.get_executable(), ours_now()
     yield
-    assert (spawn.get_executable(), spawn_module.variables_now()) == before
-    assert spawn_module._spawner.open == []
+    assert (spawn.get_executable(), ours_now()) == before
+    assert spawner.open == []
 
 
 def state_of(queue: "SimpleQueue[Any]", process: Any) -> dict[str, Any]:
@@ -173,15 +175,15 @@ if __name__ == "__main__":
             with configure_subprocess(LaunchConfig(numa_bind_cpus=["{CPU_A}"], strict=strict), 0):
                 process = context.Process(target=child, args=(queue,), name="my-child")
                 process.start()
-                if not strict:
-                    print(queue.get())
+                print(queue.get())
+                process.join()
             print("no error")
         except StrictError as error:
             print("strict:", error)
         process.join()
 """
     done = run_program(program)
-    executable, outcome, strict_outcome = done.stdout.strip().splitlines()
+    executable, outcome, _, strict_outcome = done.stdout.strip().splitlines()
     assert outcome == "no error"
     assert strict_outcome.startswith("strict: my-child")
     for said in (done.stderr, strict_outcome):
@@ -233,26 +235,40 @@ def test_overlapping_blocks_of_threads_do_not_mix_ranks() -> None:
     }
 
 
-@needs_numactl
-def test_blocks_of_coroutines_may_end_in_any_order() -> None:
-    async def block(rank: int, entered: asyncio.Event, leave: asyncio.Event) -> None:
-        with configure_subprocess(TWO, rank):
+@pytest.mark.parametrize("strict", [False, True])
+def test_blocks_of_coroutines_that_overlap_put_nobody_on_anothers_cpus(
+    fake_numactl: FakeNumactl, caplog: pytest.LogCaptureFixture, strict: bool
+) -> None:
+    fake_numactl(RUN_IT)
+    plain = spawn.get_executable()
+    seen = []
+
+    async def block(rank: int, entered: asyncio.Event, leave: asyncio.Event, config: LaunchConfig) -> None:
+        with configure_subprocess(config, rank) as binding:
+            seen.append((binding.bound, spawn.get_executable() == plain))
             entered.set()
             await leave.wait()
 
     async def interleave() -> None:
         events = [asyncio.Event() for _ in range(4)]
-        first = asyncio.create_task(block(0, events[0], events[1]))
+        first = asyncio.create_task(block(0, events[0], events[1], TWO))
         await events[0].wait()
-        second = asyncio.create_task(block(1, events[2], events[3]))
-        await events[2].wait()
+        second = asyncio.create_task(block(1, events[2], events[3], dataclasses.replace(TWO, strict=strict)))
+        if strict:
+            with pytest.raises(StrictError, match="coroutines overlap"):
+                await second
+        else:
+            await events[2].wait()
         events[1].set()
         await first
-        assert os.environ[spawn_module.WRAPPER_VARIABLES[2]].startswith(f"--physcpubind={CPU_B}")
+        assert spawn.get_executable() == plain
         events[3].set()
-        await second
+        if not strict:
+            await second
 
     asyncio.run(interleave())
+    assert seen == [(True, False), (False, True)][: 1 if strict else 2]
+    assert strict or "coroutines overlap" in caplog.text
 
 
 @needs_numactl
@@ -308,7 +324,7 @@ def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException) -> 
         fork = multiprocessing.get_context("fork").Process(target=os.getpid)
         fork.start()
         fork.join()
-        os.environ[spawn_module.WRAPPER_VARIABLES[0]] = "spoilt"
+        os.environ[WRAPPER_VARIABLES[0]] = "spoilt"
         spawn.set_executable("/spoilt")
         raise error
     assert caught.value is error
@@ -319,7 +335,7 @@ def test_ld_preload_that_breaks_the_shell_is_found_before_the_start(
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
     fake_numactl(RUN_IT)
-    monkeypatch.setattr(spawn_module._prober, "preload_problem", lambda preload: "symbol lookup error")
+    monkeypatch.setattr(spawn_module._prober, "outcome", lambda *_: Outcome("symbol lookup error"))
     with configure_subprocess(TWO, 0) as binding:
         assert not binding.bound
     assert "LD_PRELOAD=/nowhere/lib.so" in caplog.text
@@ -361,6 +377,101 @@ def test_an_embedded_python_without_executable_stays_unbound(
             assert spawn.get_executable() is None
     assert not binding.bound
     assert "set_executable" in caplog.text
+
+
+def test_auto_mode_in_an_embedded_python_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as embedded:
+        embedded.setattr(spawn, "_python_exe", None)
+        with configure_subprocess(LaunchConfig(), 0) as binding:
+            assert not binding.bound
+
+
+def test_a_missing_shell_is_found_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
+) -> None:
+    fake_numactl(RUN_IT)
+    monkeypatch.setattr(spawn_module, "SHELL", "/nowhere/sh")
+    assert start_one(TWO)["cpus"] == ALLOWED
+    assert "/nowhere/sh may not be executed" in caplog.text
+
+
+@needs_numactl
+def test_a_worker_joined_inside_is_a_worker_started_inside(caplog: pytest.LogCaptureFixture) -> None:
+    with configure_subprocess(TWO, 0):
+        process = CONTEXT.Process(target=os.getpid)
+        process.start()
+        process.join()
+    assert process.exitcode == 0
+    assert not caplog.records
+
+
+def test_a_child_of_another_thread_is_its_own_affair(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    fork = multiprocessing.get_context("fork").Process(target=signal.pause)
+    with configure_subprocess(dataclasses.replace(TWO, strict=True), 0):
+        thread = threading.Thread(target=fork.start)
+        thread.start()
+        thread.join()
+    assert fork.is_alive()
+    fork.kill()
+    fork.join()
+
+
+@needs_numactl
+def test_the_environment_reaches_the_worker_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = {"BASH_FUNC_module%%": "() {  echo 'a b' \n}", "a.b": "$HOME `id` \"'", "x-y": "", "é": "ü"}
+    usual = {"python": "mine", "numactl": "mine", "arguments": "mine"}
+    for name, value in {**odd, **usual}.items():
+        monkeypatch.setenv(name, value)
+    assert {name: value for name, value in start_one(TWO)["environ"].items() if name in {**odd, **usual}} == {
+        **odd,
+        **usual,
+    }
+
+
+@needs_numactl
+def test_a_block_inside_a_block_inside_a_bound_process() -> None:
+    """What a block sets for its child is not taken for what was set on this process."""
+    program = f"""
+import os
+from numa_launch import LaunchConfig, configure_subprocess
+config = LaunchConfig(numa_bind_cpus=["{CPU_A}", "{CPU_B}"])
+with configure_subprocess(config, 1) as outer, configure_subprocess(config, 1) as inner:
+    print(sorted(outer.cpus), sorted(inner.cpus))
+"""
+    command = [sys.executable, "-m", "numa_launch", "--numa-cpus", str(CPU_A), "--rank", "0", "--"]
+    done = run_program(program, *command)
+    assert done.stdout == f"[{CPU_B}] [{CPU_B}]\n", done.stderr
+
+
+def test_interrupts_leave_nothing_swapped(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    program = """
+import os, signal, sys
+from multiprocessing import spawn
+from numa_launch import LaunchConfig, configure_subprocess
+from numa_launch.apply.swap import ours_now, spawner
+config = LaunchConfig(numa_bind_cpus=["0"])
+with configure_subprocess(config, 0):
+    pass
+before = spawn.get_executable(), ours_now()
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+left = 0
+for i in range(1500):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0002 + (i % 97) * 0.00001)
+        while True:
+            with configure_subprocess(config, 0):
+                pass
+    except KeyboardInterrupt:
+        pass
+    left += (spawn.get_executable(), ours_now()) != before or bool(spawner.open)
+print(left)
+"""
+    done = run_program(program)
+    assert done.stdout.strip() == "0", done.stderr
 
 
 @needs_numactl
@@ -409,7 +520,7 @@ def test_memory_binding_that_is_forbidden_is_dropped(
 ) -> None:
     fake_numactl(f'case "$*" in *--membind*) {EPERM};; esac; {RUN_IT}')
     with configure_subprocess(TWO, 0) as binding:
-        assert os.environ[spawn_module.WRAPPER_VARIABLES[2]] == f"--physcpubind={CPU_A}"
+        assert os.environ[WRAPPER_VARIABLES[2]] == f"--physcpubind={CPU_A}"
     assert (binding.memory_policy, binding.memory_nodes) == (None, ())
     assert "binding-dropped" in [reason.code for reason in binding.reasons]
     assert "Operation not permitted" in caplog.text
@@ -479,7 +590,7 @@ class Host:
         self.monkeypatch = monkeypatch
 
     def is_now(self, description: Description) -> None:
-        root = lay(self.tmp_path / f"host{self.reads}", description)
+        self.root = root = lay(self.tmp_path / f"host{len(list(self.tmp_path.iterdir()))}", description)
 
         def read(*args: Any, **options: Any) -> Any:
             self.reads += 1
@@ -516,31 +627,83 @@ def test_other_visible_gpus_are_detected_anew(host: Host, monkeypatch: pytest.Mo
     assert nodes_of(config, 0) == (1,)
 
 
-def test_a_child_reuses_what_its_parent_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def true_in_a_fork(check: Callable[[], bool]) -> bool:
+    """Return what a forked child finds."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class Plain:
+    """A config of somebody else's that is no dataclass."""
+
+    tensor_parallel_size = 4
+
+
+@dataclasses.dataclass
+class Theirs:
+    tensor_parallel_size: int = 4
+
+
+KINDS: list[Callable[[], Any]] = [
+    lambda: LaunchConfig(tensor_parallel_size=4),
+    lambda: SimpleNamespace(parallel_config=Plain()),
+    lambda: SimpleNamespace(parallel_config=Theirs()),
+    lambda: SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=4)),
+]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_child_reuses_what_its_parent_found(
+    host: "Host", monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
     host.is_now(FOUR_GPUS)
-    config = LaunchConfig(tensor_parallel_size=4)
-    assert nodes_of(config, 3) == (1,)
-    received = pickle.loads(pickle.dumps(config))
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setattr(detect_module, "read_limits", lambda *_: received._numa_launch_detected.machine.limits)
+    config = make()
+    holder = getattr(config, "parallel_config", config)
+    before = repr(holder), vars(holder).copy()
+    with configure_subprocess(config, 3) as binding:
+        pickled = pickle.dumps(config)
+    assert binding.nodes == (1,)
+    assert (repr(holder), vars(holder)) == before
+    limits = read_machine(host.root, environ={}).limits
+    monkeypatch.setattr(detect_module, "read_limits", lambda *_: limits)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     host.is_now({**FOUR_GPUS, "gpus": []})
-    assert nodes_of(received, 2) == (1,)
-    assert host.reads == 1
+
+    def in_child() -> bool:
+        received = pickle.loads(pickled)
+        return [nodes_of(received, rank) for rank in (2, 0)] == [(1,), (0,)] and host.reads == 1
+
+    assert true_in_a_fork(in_child)
 
 
-def test_a_dataclass_of_others_keeps_it_too_and_nothing_else_does(host: Host) -> None:
-    @dataclasses.dataclass
-    class Theirs:
-        tensor_parallel_size: int = 4
-
+def test_a_pickle_that_lands_in_a_strangers_process_is_detected_anew(host: "Host") -> None:
     host.is_now(FOUR_GPUS)
-    theirs = Theirs()
-    assert nodes_of(SimpleNamespace(parallel_config=theirs), 3) == (1,)
-    assert theirs == Theirs()
-    assert repr(theirs) == repr(Theirs())
-    assert dataclasses.asdict(theirs) == dataclasses.asdict(Theirs())
-    assert detect_module.KEPT in vars(theirs)
+    config = LaunchConfig(tensor_parallel_size=2)
+    assert nodes_of(config, 1) == (0,)
+    detected: detect_module.Detected = config._numa_launch_detected  # type: ignore[attr-defined]
+    swapped = {**FOUR_GPUS, "gpus": [{"node": 1}, {"node": 1}]}
+    for origin in (
+        detected.origin._replace(boot="another kernel's"),
+        detected.origin._replace(started_at="1"),
+        detected.origin._replace(pid=os.getpid() + 1),
+    ):
+        host.is_now(swapped)
+        config._numa_launch_detected = detected._replace(origin=origin)  # type: ignore[attr-defined]
+        assert true_in_a_fork(lambda: nodes_of(config, 1) == (1,))
+
+
+def test_a_memory_policy_that_was_set_meanwhile_is_seen(host: "Host", monkeypatch: pytest.MonkeyPatch) -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig()
+    assert nodes_of(config, 0) == (0,)
+    monkeypatch.setattr(detect_module, "read_policy", lambda root: "bind:0")
+    host.is_now({**FOUR_GPUS, "policy": "bind:0"})
+    assert nodes_of(config, 0) == ()
 
 
 @needs_numactl

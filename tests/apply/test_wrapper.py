@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from numa_launch.apply.spawn import WRAPPER, WRAPPER_VARIABLES
+from numa_launch.apply.spawn import WRAPPER
+from numa_launch.apply.swap import WRAPPER_VARIABLES
 from tests.apply.conftest import RUN_IT, needs_numactl
 
 SHELLS = [[path] for name in ("dash", "bash", "busybox") if (path := shutil.which(name))]

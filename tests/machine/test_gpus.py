@@ -112,6 +112,27 @@ def test_the_librarys_list_counts_and_pci_adds_nodes(tmp_path: Path) -> None:
     assert found(read_machine(root, environ={})) == [("0000:20:00.0", 1, "pci-node")]
 
 
+@pytest.mark.parametrize(
+    "own", [{"physfn": "0000:20:00.0"}, {"driver": "vfio-pci"}, {"vendor": "amd", "class": "0x030000"}]
+)
+def test_pci_adds_the_node_of_a_gpu_that_it_would_not_list_itself(read: Read, own: dict[str, str]) -> None:
+    others = {"vendor": own.get("vendor", "nvidia")}
+    machine = read(with_gpus({"node": 1, "uuid": "GPU-a", **own}, {"node": 0, **others}))
+    assert found(machine) == [("0000:10:00.0", 1, "pci-node")]
+
+
+def test_what_the_library_did_not_say_the_driver_may(tmp_path: Path) -> None:
+    root = library(tmp_path, {"bdf": "0000:10:00.0"}, gpus=[{"node": 0}])
+    put(root / "proc/driver/nvidia/gpus/0000:10:00.0/information", "GPU UUID: GPU-a\nModel: H100")
+    (gpu,) = read_machine(root, environ={}).gpus
+    assert (gpu.uuid, gpu.name) == ("GPU-a", "H100")
+
+
+def test_a_name_cannot_reach_the_terminal_raw(tmp_path: Path) -> None:
+    root = library(tmp_path, {"name": "a\x1b[31m\ud800\n"})
+    assert read_machine(root, environ={}).gpus[0].name == "a?[31m??"
+
+
 def test_an_empty_answer_is_no_gpu(tmp_path: Path) -> None:
     assert read_machine(library(tmp_path, gpus=[{"node": 0}]), environ={}).gpus == ()
 

@@ -93,6 +93,13 @@ def test_one_spoilt_file_does_not_end_the_reading(tmp_path: Path, name: str, how
     assert len(machine.nodes) == 2
 
 
+@pytest.mark.parametrize("how", ["missing", "directory", "fifo", "endless", "loop", "half-written", "binary"])
+def test_a_nodes_list_that_is_spoilt_gives_way_to_its_mask(tmp_path: Path, how: str) -> None:
+    root = lay(tmp_path, RICH)
+    spoil(root / "sys/devices/system/node/node0/cpulist", how)
+    assert read_all(root).node_of_id[0].cpus == frozenset(range(8))
+
+
 def test_the_sample_is_of_every_file_there_is(tmp_path: Path) -> None:
     root = lay(tmp_path, RICH)
     kinds = {path.name for path in root.rglob("*") if path.is_file()}

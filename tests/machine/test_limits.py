@@ -59,6 +59,8 @@ def test_a_status_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
         "prefer (many):0-1",
         "interleave:0-1,3",
         "weighted interleave:0",
+        "bind=0-3",
+        "preferred_many:0",
         "local",
     ],
 )
@@ -88,11 +90,14 @@ def test_where_a_cpuset_may_be(cgroups: str, places: list[tuple[str, str]]) -> N
     assert cpuset_places(cgroups) == places
 
 
-@pytest.mark.parametrize("path", ["/", "/kubepods/pod1/c1", "/../../other", "/a/b (deleted)", "/a/../../../../etc"])
+@pytest.mark.parametrize(
+    "path", ["/", "/kubepods/pod1/c1", "/../../other", "/a/b (deleted)", "/a/../../../../etc", "/../pod"]
+)
 def test_a_path_that_is_not_there_means_its_nearest_parent(tmp_path: Path, path: str) -> None:
     put(tmp_path / "proc/self/cgroup", f"0::{path}")
     put(tmp_path / "sys/fs/cgroup/cpuset.cpus.effective", "0-3")
     put(tmp_path / "etc/cpuset.cpus.effective", "9")
+    put(tmp_path / "sys/fs/cgroup/pod/cpuset.cpus.effective", "9")
     assert read_cpuset(str(tmp_path), "cpus") == {0, 1, 2, 3}
 
 

@@ -62,6 +62,11 @@ def test_an_ambiguous_prefix_names_nothing() -> None:
     assert visible_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-ab2"}).positions == (1,)
 
 
+def test_a_whole_uuid_that_starts_another_is_not_ambiguous() -> None:
+    gpus = [Gpu(None, "nvidia", uuid="GPU-ab"), Gpu(None, "nvidia", uuid="GPU-ab2")]
+    assert visible_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-ab"}).positions == (0,)
+
+
 def test_a_uuid_that_no_gpu_is_known_to_have_is_warned_about() -> None:
     unknown = [gpu._replace(uuid=None) for gpu in EIGHT]
     notes = visible_gpus(unknown, {"CUDA_VISIBLE_DEVICES": "GPU-55aa"}).notes

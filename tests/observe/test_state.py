@@ -41,6 +41,21 @@ def test_it_never_raises(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert "RuntimeError: broken" in line_of(caplog, "worker 3")
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_label_or_a_log_that_fails_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_current_affinity_state(Unprintable())  # type: ignore[arg-type]
+
+    def refuse(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(logging.getLogger("numa_launch"), "info", refuse)
+    log_current_affinity_state("x")
+
+
 def test_what_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(state, "read_policy", lambda root: None)
     monkeypatch.setattr(state, "current_affinity", lambda: None)

@@ -152,7 +152,7 @@ def test_explicit_warns_for_each_process_that_may_use_nothing(read: Read) -> Non
             Process("worker", 2),
             ["entry 2", "--device-ids", "2 entries"],
         ),
-        ({"numa_bind": True, "assigned_physical_gpu_ids": [2, 7]}, Process("worker", 0), ["entry 7", "4 GPUs"]),
+        ({"numa_bind": True, "assigned_physical_gpu_ids": [2, 7]}, Process("worker", 1), ["names 7", "4 GPUs"]),
     ],
 )
 def test_an_index_past_the_end_is_named(read: Read, values: dict[str, Any], process: Process, texts: list[str]) -> None:
