@@ -359,7 +359,7 @@ def test_a_python_path_with_a_blank(tmp_path: Path, as_bytes: bool) -> None:
     odd.chmod(0o755)
     before = spawn.get_executable()
     try:
-        spawn.set_executable(os.fsencode(odd) if as_bytes else str(odd))
+        spawn.set_executable(os.fsencode(odd) if as_bytes else str(odd))  # type: ignore[arg-type]
         state = start_one(TWO)
         assert state["cpus"] == [CPU_A]
         assert os.fsdecode(spawn.get_executable()) == str(odd)

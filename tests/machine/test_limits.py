@@ -25,7 +25,7 @@ def test_without_any_file_everything_online_is_allowed(read: Read) -> None:
 def test_a_cpuset_of_either_version(read: Read, version_1: bool) -> None:
     machine = read({**TWO_NODES, "cpuset": "2-11", "cpuset_mems": "0", "cgroup_v1": version_1})
     assert machine.limits.cpuset == frozenset(range(2, 12))
-    assert machine.limits.memory_nodes == {0}
+    assert machine.limits.memory_nodes == frozenset({0})
     assert machine.usable_cpus_of(1) == frozenset(range(8, 12))
 
 
@@ -98,7 +98,7 @@ def test_a_path_that_is_not_there_means_its_nearest_parent(tmp_path: Path, path:
     put(tmp_path / "sys/fs/cgroup/cpuset.cpus.effective", "0-3")
     put(tmp_path / "etc/cpuset.cpus.effective", "9")
     put(tmp_path / "sys/fs/cgroup/pod/cpuset.cpus.effective", "9")
-    assert read_cpuset(str(tmp_path), "cpus") == {0, 1, 2, 3}
+    assert read_cpuset(str(tmp_path), "cpus") == frozenset(range(4))
 
 
 def test_the_nearest_cgroup_that_has_the_controller_counts(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_what_our_launcher_set_is_no_limit_while_it_is_exactly_that(
 def test_a_capture_has_no_handover(tmp_path: Path) -> None:
     root = lay(tmp_path, {**TWO_NODES, "allowed_cpus": "8-9"})
     handover = Handover(frozenset({8, 9}), "default", ONLINE, "default")
-    assert read_limits(str(root), ONLINE, {VARIABLE: str(handover)}).affinity == {8, 9}
+    assert read_limits(str(root), ONLINE, {VARIABLE: str(handover)}).affinity == frozenset({8, 9})
 
 
 def test_the_live_limits_are_the_kernels() -> None:
     limits = read_limits("", ONLINE, {})
-    assert limits.affinity == os.sched_getaffinity(0)
+    assert limits.affinity == frozenset(os.sched_getaffinity(0))
     assert limits.policy
     assert limits.memory_nodes
 

@@ -8,7 +8,7 @@ import pytest
 from numa_launch import LaunchConfig, plan
 from numa_launch.machine.model import Machine
 from numa_launch.plan import decide
-from numa_launch.plan.model import Circumstances
+from numa_launch.plan.model import Circumstances, Process
 from numa_launch.plan.reasons import SKIP
 from tests.lay import FOUR_GPUS, Description
 
@@ -121,7 +121,7 @@ def test_spreading_ranks_needs_no_gpu(read: Read) -> None:
 
 def test_one_asked_about_process_is_bound_only_where_all_would_be(read: Read) -> None:
     machine = read({**FOUR_GPUS, "cpuset": "8-15"})
-    last = decide.Process("worker", 3)
+    last = Process("worker", 3)
     made = decide.plan(machine, LaunchConfig(tensor_parallel_size=4), processes=[last])
     assert made.skip_reason is not None
     assert made.skip_reason.code == "cpus-not-allowed"
