@@ -47,7 +47,7 @@ _foreign: dict[int, tuple[Any, Detected]] = {}
 
 def variables_now() -> dict[str, str]:
     """Return those of NAMES that are set."""
-    return {name: os.environ[name] for name in NAMES if name in os.environ}
+    return {name: value for name in NAMES if (value := os.environ.get(name)) is not None}
 
 
 def detect(config: Any, variables: Mapping[str, str]) -> Detected:

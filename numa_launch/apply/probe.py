@@ -42,6 +42,7 @@ class Prober:
 
     def __init__(self) -> None:
         self._outcomes: dict[object, Outcome] = {}
+        self._accepted: dict[object, Found] = {}
         self._auto_failure: Note | None = None
 
     def arguments(self, numactl: str, binding: Binding, *, auto: bool, strict: bool) -> Found:
@@ -53,6 +54,9 @@ class Prober:
         if auto and self._auto_failure and not strict:
             return Found((), self._auto_failure)
         affinity = current_affinity()
+        key = (numactl, binding, affinity, os.environ.get("LD_PRELOAD"))
+        if key in self._accepted:
+            return self._accepted[key]
         first_problem = None
         found = Found(())
         for args in (with_all(args, binding, affinity) for args in candidates(binding)):
@@ -64,6 +68,7 @@ class Prober:
             if outcome.hung:
                 break
         if first_problem is None:
+            self._accepted[key] = found
             return found
         if strict:
             raise StrictError(f"cannot bind as planned: {complaint(binding, first_problem)}")

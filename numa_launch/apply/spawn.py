@@ -11,6 +11,7 @@ both back whatever happens inside.
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,20 +25,19 @@ from numa_launch.apply.swap import (
     WRAPPER_VARIABLES,
     Executable,
     Swap,
+    blocks_here,
     fork_server,
     held_by_another_task,
-    noted_as_open,
-    ours_now,
     spawner,
 )
-from numa_launch.config import is_count, launch_config
+from numa_launch.config import LaunchConfig, is_count, launch_config
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE
-from numa_launch.machine.model import Note
+from numa_launch.machine.model import Machine, Note
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Binding, Circumstances, Kind, Process
+from numa_launch.plan.model import Binding, Circumstances, Kind, Plan, Process
 from numa_launch.plan.reasons import warning
 
 WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrapper.sh")
@@ -76,7 +76,7 @@ def configure_subprocess(
         start = prepare(config, Process(process_kind, local_rank, dp_local_rank), context)
         with carried(config, start.detected), in_force(start.swap):
             yield start.binding
-        if start.binding.bound and start.swap.pid == os.getpid():
+        if start.swap and start.swap.pid == os.getpid():
             judge(start.swap, start.strict)
 
 
@@ -84,26 +84,32 @@ class Start(NamedTuple):
     """What a block starts with: the binding in force, what to swap for it, and what it was planned from."""
 
     binding: Binding
-    swap: Swap
+    swap: Swap | None = None
     detected: Detected | None = None
     strict: bool = False
 
 
 @contextmanager
-def in_force(swap: Swap) -> Iterator[None]:
-    """Swap while the block lasts, and put back whatever happens, an interrupt while doing so included."""
-    if not spawner.open and swap.executable == spawner.python():
+def in_force(swap: Swap | None) -> Iterator[None]:
+    """Swap while the block lasts, and put back whatever happens, an interrupt while doing so included.
+
+    None stays unbound: nothing is to be done for it but inside another block.
+    """
+    if swap is None and not spawner.base:
         yield
         return
+    swap = swap or spawner.plain()
+    around = blocks_here.get()
     try:
         spawner.enter(swap)
-        with noted_as_open(swap):
-            yield
+        blocks_here.set((*around, swap))
+        yield
     finally:
         interrupt = None
         while True:
             try:
                 spawner.leave(swap)
+                blocks_here.set(around)
                 break
             except KeyboardInterrupt as error:
                 interrupt = error
@@ -112,39 +118,57 @@ def in_force(swap: Swap) -> Iterator[None]:
 
 
 def prepare(config: Any, process: Process, context: Any) -> Start:
-    """Return what to start with: nothing to swap where the process stays unbound."""
-    plain = Swap(spawner.python(), base_variables())
+    """Return what to start with: no swap where the process stays unbound."""
     off = what_switches_off(config, os.environ)
     if off:
-        return Start(switched_off(process, off), plain)
+        return Start(switched_off(process, off))
     launch = launch_config(config)
     numactl = numactl_now()
     circumstances = Circumstances(start_method_of(context), numactl_missing=numactl is None)
     detected = detect(config, own_variables())
-    made = plan(detected.machine, launch, processes=[process], circumstances=circumstances)
-    report(made)
+    made = planned(detected.machine, launch, process, circumstances)
     binding = made.processes[0]
     if not binding.bound:
-        return Start(unbound(binding, made.skip_reason) if made.skip_reason else binding, plain, detected)
+        return Start(unbound(binding, made.skip_reason) if made.skip_reason else binding, None, detected)
     obstacle = cannot_wrap(circumstances, process, spawner.python())
     if obstacle:
         if launch.strict:
             raise StrictError(obstacle.message)
         say_once(logging.WARNING, obstacle.message)
-        return Start(unbound(binding, obstacle), plain, detected)
+        return Start(unbound(binding, obstacle), None, detected)
     if numactl is None:
         raise numactl_needed()
     found = _prober.arguments(numactl, binding, auto=made.mode == "auto", strict=launch.strict)
     if not found.args:
-        return Start(unbound(binding, found.dropped), plain, detected)
+        return Start(unbound(binding, found.dropped), None, detected)
     left = applied(binding, found)
     values = (os.fsdecode(spawner.python() or ""), numactl, " ".join(found.args))
     variables = {
         **dict(zip(WRAPPER_VARIABLES, values, strict=True)),
-        **no_names_to_a_shell(os.environ),
+        **no_names_to_a_shell(),
         **handover_variable(detected.machine, left),
     }
     return Start(left, Swap(WRAPPER, variables), detected, launch.strict)
+
+
+_plans: dict[object, Plan] = {}
+"""The plans made for ``_plans_machine``, by all that they depend on besides: a block is entered once a worker."""
+
+_plans_machine: Machine | None = None
+
+
+def planned(machine: Machine, launch: LaunchConfig, process: Process, circumstances: Circumstances) -> Plan:
+    """Return the plan for one process, and log what is to be said of it; made once for the same machine and config."""
+    global _plans_machine
+    if machine is not _plans_machine:
+        _plans.clear()
+        _plans_machine = machine
+    values = (tuple(value) if isinstance(value, list) else value for value in vars(launch).values())
+    key = (process, circumstances, *values)
+    if key not in _plans:
+        _plans[key] = plan(machine, launch, processes=[process], circumstances=circumstances)
+    report(_plans[key])
+    return _plans[key]
 
 
 def own_variables() -> dict[str, str]:
@@ -155,16 +179,16 @@ def own_variables() -> dict[str, str]:
     return variables if own is None else {**variables, VARIABLE: own}
 
 
-def base_variables() -> Mapping[str, str]:
-    return spawner.base.variables if spawner.base else ours_now()
+_SHELL_NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def no_names_to_a_shell(environ: Mapping[str, str]) -> dict[str, str]:
+def no_names_to_a_shell() -> dict[str, str]:
     """Return the variables that hand those to the wrapper whose names are no identifiers, which ``sh`` would drop."""
-    odd = [f"{name}={value}" for name, value in environ.items() if not (name.isidentifier() and name.isascii())]
+    odd = [os.fsdecode(name) for name in os.environb if not _SHELL_NAME.fullmatch(name)]
     if not odd:
         return {}
-    return {COUNT_VARIABLE: str(len(odd)), **{f"{COUNT_VARIABLE}_{i}": text for i, text in enumerate(odd, 1)}}
+    handed = {f"{COUNT_VARIABLE}_{i}": f"{name}={os.environ[name]}" for i, name in enumerate(odd, 1)}
+    return {COUNT_VARIABLE: str(len(odd)), **handed}
 
 
 def check_process(local_rank: object, dp_local_rank: object, process_kind: object) -> None:

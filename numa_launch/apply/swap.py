@@ -6,9 +6,9 @@ Example: ``spawner.enter(swap)`` … ``spawner.leave(swap)`` around what a block
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from multiprocessing import process, resource_tracker, spawn
 from typing import Any
 
 from numa_launch.machine.handover import VARIABLE
@@ -56,9 +56,12 @@ class Spawner:
 
     def python(self) -> Executable:
         """Return the Python that multiprocessing would start without us."""
-        from multiprocessing import spawn
-
         return self.base.executable if self.base else spawn.get_executable()
+
+    def plain(self) -> Swap:
+        """Return the swap of a block that stays unbound inside others."""
+        base = self.base or Swap(self.python(), ours_now())
+        return Swap(base.executable, base.variables)
 
     def own_variable(self, name: str) -> str | None:
         """Return a variable of this process itself, not what a block has set for its child."""
@@ -66,8 +69,6 @@ class Spawner:
 
     def enter(self, swap: Swap) -> None:
         """Put the block's executable and variables in force."""
-        from multiprocessing import process, resource_tracker
-
         if not self.base:
             if swap.executable is not None:
                 # Started by the first worker otherwise, through the wrapper: it would stay on its node for life.
@@ -99,8 +100,6 @@ class Spawner:
 
 def put(swap: Swap, replaced: Iterable[Swap]) -> None:
     """Set the swap's executable and variables, and unset those of the swaps it takes the place of."""
-    from multiprocessing import spawn
-
     spawn.set_executable(swap.executable)  # type: ignore[arg-type]
     for name in {VARIABLE, *(name for other in replaced for name in other.variables)} - swap.variables.keys():
         os.environ.pop(name, None)
@@ -122,20 +121,10 @@ spawner = Spawner()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=spawner.reset_in_child)
 
-_blocks_here: ContextVar[tuple[Swap, ...]] = ContextVar("numa_launch_blocks", default=())
-
-
-@contextmanager
-def noted_as_open(swap: Swap) -> Iterator[None]:
-    """Note that this task has the block open, so that ``held_by_another_task`` can tell tasks of a thread apart."""
-    before = _blocks_here.get()
-    _blocks_here.set((*before, swap))
-    try:
-        yield
-    finally:
-        _blocks_here.set(before)
+blocks_here: ContextVar[tuple[Swap, ...]] = ContextVar("numa_launch_blocks", default=())
+"""The blocks that this task has open, where a thread runs several tasks."""
 
 
 def held_by_another_task() -> bool:
     """Return whether a block of this thread is open that is not around the caller: two coroutines overlap."""
-    return any(swap not in _blocks_here.get() for swap in spawner.open)
+    return any(swap not in blocks_here.get() for swap in spawner.open)
