@@ -448,12 +448,13 @@ def test_interrupts_leave_nothing_swapped(fake_numactl: FakeNumactl) -> None:
     fake_numactl(RUN_IT)
     program = """
 import os, signal, sys
-from multiprocessing import spawn
+from multiprocessing import resource_tracker, spawn
 from numa_launch import LaunchConfig, configure_subprocess
 from numa_launch.apply.swap import ours_now, spawner
 config = LaunchConfig(numa_bind_cpus=["0"])
 with configure_subprocess(config, 0):
     pass
+resource_tracker.ensure_running = lambda: None  # an interrupt inside makes it start a tracker each time
 before = spawn.get_executable(), ours_now()
 def interrupt(*_):
     raise KeyboardInterrupt
