@@ -1,6 +1,7 @@
 """Fixtures: a machine laid on disk, and an environment without any launcher's variables."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ LAUNCHERS = (
     "WORLD_SIZE",
     "ZE_",
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heed_interrupts() -> None:
+    """Undo what a shell does to its background jobs, which this test run may be: what tests start heeds SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

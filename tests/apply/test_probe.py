@@ -285,16 +285,11 @@ def test_where_our_launcher_holds_this_process_elsewhere_all_is_added() -> None:
     assert arguments("numactl", binding).args == ("--all", f"--physcpubind={cpus[0]}")
 
 
-def heed_interrupts() -> None:
-    """Undo what a shell does to its background jobs, which these tests may be part of."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_interrupted_probing_leaves_nothing_running(fake_numactl: FakeNumactl, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     numactl = fake_numactl(f"echo $$ >{tmp_path}/pid; exec sleep 600")
     program = f"from numa_launch.apply.probe import try_command; try_command(['{numactl}', 'true'])"
-    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts)
+    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     pid = int((tmp_path / "pid").read_text())
     child.send_signal(signal.SIGINT)
     assert child.wait(30) == -signal.SIGINT

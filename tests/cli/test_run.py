@@ -15,7 +15,6 @@ import pytest
 from numa_launch import __version__
 from numa_launch.machine.handover import VARIABLE
 from tests.apply.conftest import needs_numactl
-from tests.apply.test_probe import heed_interrupts
 
 NUMA_LAUNCH = str(Path(sysconfig.get_path("scripts")) / "numa-launch")
 ROOT = Path(__file__).parents[2]
@@ -258,7 +257,6 @@ def test_interrupted_while_probing(tmp_path: Path) -> None:
         env={**os.environ, **environ},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
     )
     numactl = int((tmp_path / "started").read_text())
     child.send_signal(signal.SIGINT)
