@@ -1,0 +1,421 @@
+"""Runs inside a guest: plans, starts processes in every way there is, and prints what the kernel shows as JSON lines.
+
+Example: ``python -m tests.vm.probe auto cpuset-part`` runs two scenarios. Nothing is judged here: the host compares.
+A scenario runs in a fork of this process, so that the slow imports are made once, under limits that end with it.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker, spawn
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numa_launch import ConfigError, LaunchConfig, StrictError, bind_current_process, configure_subprocess
+from numa_launch.apply import spawn as spawn_module
+from numa_launch.apply.numactl import candidates
+from numa_launch.apply.probe import try_command
+from numa_launch.apply.swap import ours_now
+from numa_launch.cli import status_of
+from numa_launch.idsets import format_ids
+from numa_launch.machine.read import read_machine
+from numa_launch.plan.decide import plan
+from tests.vm import seccomp, truth
+
+CONTEXT = multiprocessing.get_context("spawn")
+ROOT = Path(__file__).parents[2]
+CGROUPS = Path("/sys/fs/cgroup")
+NEW_NUMACTL = ROOT / ".cache/numactl-new/bin"
+
+Limit = Callable[[], "contextlib.AbstractContextManager[None]"]
+
+
+class Scenario(NamedTuple):
+    """A limit to live under, what to ask for on the command line and in a config, and the ways to start processes."""
+
+    limit: Limit = contextlib.nullcontext
+    args: tuple[str, ...] = ()
+    config: dict[str, Any] = {}  # noqa: RUF012 - read only
+    ways: tuple[str, ...] = ("engine", "command")
+
+
+# --- Limits
+
+
+@contextlib.contextmanager
+def cpuset(cpus: str, mems: str) -> Iterator[None]:
+    """Live in a cgroup (v2) with these CPUs and memory nodes."""
+    (CGROUPS / "cgroup.subtree_control").write_text("+cpuset")
+    own = CGROUPS / "tested"
+    own.mkdir()
+    (own / "cpuset.cpus").write_text(cpus)
+    (own / "cpuset.mems").write_text(mems)
+    (own / "cgroup.procs").write_text(str(os.getpid()))
+    yield
+
+
+@contextlib.contextmanager
+def taskset(*cpus: int) -> Iterator[None]:
+    os.sched_setaffinity(0, cpus)
+    yield
+
+
+@contextlib.contextmanager
+def offline(*cpus: int) -> Iterator[None]:
+    for cpu in cpus:
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("0")
+    yield
+    for cpu in cpus:
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("1")
+
+
+@contextlib.contextmanager
+def no_memory_policy(numactl: Path | None = None) -> Iterator[None]:
+    if numactl:
+        os.environ["PATH"] = f"{numactl}:{os.environ['PATH']}"
+    seccomp.refuse_memory_policy()
+    yield
+
+
+@contextlib.contextmanager
+def noexec() -> Iterator[None]:
+    """Mount the wrapper's directory again without the right to execute."""
+    place = os.path.dirname(spawn_module.WRAPPER)
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,noexec", place], check=True)
+    yield
+    subprocess.run(["umount", place], check=True)
+
+
+@contextlib.contextmanager
+def no_numactl() -> Iterator[None]:
+    os.environ["PATH"] = "/nowhere"
+    yield
+
+
+@contextlib.contextmanager
+def policy_set_before() -> Iterator[None]:
+    from numa_launch.apply.current import set_mempolicy
+
+    problem = set_mempolicy("interleave", (0, 1))
+    assert problem is None, problem
+    yield
+
+
+# --- Ways to start processes, each leaving lines of truth in a file
+
+
+def engine(config: LaunchConfig, path: str, shard: int, count: int) -> None:
+    """An EngineCore: says what it is, then starts its own workers from the config it was given."""
+    truth.report(path, {"kind": "EngineCore", "local_rank": 0, "dp_local_rank": shard, "way": "engine"})
+    processes = []
+    for rank in range(count):
+        with configure_subprocess(config, rank, shard, context=CONTEXT):
+            worker = {"kind": "worker", "local_rank": rank, "dp_local_rank": shard, "way": "engine"}
+            processes.append(CONTEXT.Process(target=truth.report, args=(path, worker)))
+            processes[-1].start()
+    for process in processes:
+        process.join()
+
+
+def by_engine(config: LaunchConfig, path: str, shards: dict[int, int]) -> None:
+    for shard, count in shards.items():
+        with configure_subprocess(config, 0, shard, "EngineCore", context=CONTEXT):
+            process = CONTEXT.Process(target=engine, args=(config, path, shard, count))
+            process.start()
+        process.join()
+
+
+def by_spawn(config: LaunchConfig, path: str, shards: dict[int, int]) -> None:
+    processes = []
+    for shard, count in shards.items():
+        for rank in range(count):
+            with configure_subprocess(config, rank, shard):
+                worker = {"kind": "worker", "local_rank": rank, "dp_local_rank": shard, "way": "spawn"}
+                processes.append(CONTEXT.Process(target=truth.report, args=(path, worker)))
+                processes[-1].start()
+    for process in processes:
+        process.join()
+
+
+def by_current(config: LaunchConfig, path: str, shards: dict[int, int]) -> None:
+    """Workers that bind themselves after a fork."""
+    for shard, count in shards.items():
+        for rank in range(count):
+            pid = os.fork()
+            if not pid:
+                bind_current_process(config, rank, shard)
+                worker = {"kind": "worker", "local_rank": rank, "dp_local_rank": shard, "way": "current"}
+                truth.report(path, worker)
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+
+WAYS = {"spawn": by_spawn, "engine": by_engine, "current": by_current}
+
+
+def by_command(args: tuple[str, ...]) -> dict[str, Any]:
+    """Return what COMMAND found itself to be, with its launcher's exit status and messages."""
+    script = str(ROOT / "tests/vm/truth.py")
+    command = [sys.executable, "-m", "numa_launch", *args, "--", sys.executable, "-S", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    state = json.loads(done.stdout) if done.returncode == 0 else None
+    return {"status": done.returncode, "stderr": done.stderr, "state": state}
+
+
+# --- One scenario
+
+
+def dry_run(args: tuple[str, ...]) -> dict[str, Any]:
+    """Return what ``--dry-run --json`` prints, or its error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = status_of(["--dry-run", "--json", *args])
+    return {"error": err.getvalue(), "status": status} if status else dict(json.loads(out.getvalue()))
+
+
+def shards_of(printed: dict[str, Any]) -> dict[int, int]:
+    """Return shard → number of workers of a printed plan."""
+    shards: dict[int, int] = {}
+    for process in printed["processes"]:
+        if process["kind"] == "worker":
+            shards[process["dp_local_rank"]] = shards.get(process["dp_local_rank"], 0) + 1
+    return shards
+
+
+def tracker_state() -> str:
+    resource_tracker.ensure_running()
+    return truth.allowed_cpus(f"/proc/{resource_tracker._resource_tracker._pid}")  # type: ignore[attr-defined]
+
+
+def own_state() -> dict[str, Any]:
+    return {**truth.state(), "executable": os.fsdecode(spawn.get_executable()), "ours": ours_now()}
+
+
+def run_scenario(scenario: Scenario) -> dict[str, Any]:
+    """Return the plan, the truth of every process that was started, and this process before and after."""
+    result: dict[str, Any] = {}
+    with scenario.limit(), tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/truth"
+        result["plan"] = printed = dry_run(scenario.args)
+        result["before"] = own_state()
+        config = LaunchConfig(**scenario.config)
+        for way in scenario.ways:
+            if way in WAYS:
+                try:
+                    WAYS[way](config, path, shards_of(printed) if "processes" in printed else {0: 1})
+                except (ConfigError, StrictError) as error:
+                    result["raised"] = f"{type(error).__name__}: {error}"
+        if "command" in scenario.ways:
+            result["command"] = by_command(scenario.args)
+        result["after"] = own_state()
+        result["tracker"] = tracker_state()
+        lines = Path(path).read_text().splitlines() if os.path.exists(path) else []
+        result["seen"] = [json.loads(line) for line in lines]
+        result["said"] = list(SAID)
+    return result
+
+
+SAID: list[str] = []
+
+
+class Listener(logging.Handler):
+    """Keeps what the library says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        SAID.append(record.getMessage())
+
+
+def in_fork(name: str, work: Callable[[], Any]) -> None:
+    """Run in a fork of this process and print one line with the result, or with what went wrong."""
+    began = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        try:
+            logger = logging.getLogger("numa_launch")
+            logger.addHandler(Listener())
+            logger.setLevel(logging.INFO)
+            result = work()
+        except BaseException:
+            result = {"traceback": traceback.format_exc()}
+        print(
+            json.dumps({"scenario": name, "seconds": round(time.monotonic() - began, 1), "result": result}), flush=True
+        )
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        (CGROUPS / "tested").rmdir()
+
+
+# --- Faults, and arguments that real numactl must accept
+
+
+def threads_of_their_own_rank(count: int) -> dict[str, Any]:
+    """Return what workers got whose 16 starters overlapped, each starting the worker of its own rank."""
+    machine = read_machine()
+    nodes = [machine.nodes_with_cpus[rank % len(machine.nodes_with_cpus)] for rank in range(count)]
+    config = LaunchConfig(numa_bind_nodes=nodes, tensor_parallel_size=count)
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/truth"
+        together = threading.Barrier(count)
+
+        def start(rank: int) -> None:
+            together.wait()
+            with configure_subprocess(config, rank):
+                process = CONTEXT.Process(target=truth.report, args=(path, {"rank": rank}))
+                process.start()
+            process.join()
+
+        threads = [threading.Thread(target=start, args=(rank,)) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seen = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    cpus = {line["rank"]: line["state"]["cpus"] for line in seen}
+    wanted = {rank: format_ids(machine.node_of_id[node].cpus) for rank, node in enumerate(nodes)}
+    return {"seen": cpus, "wanted": wanted}
+
+
+def killed_in_mid_start() -> dict[str, Any]:
+    """Return what is left after workers were killed while numactl or Python was starting."""
+    config = LaunchConfig(numa_bind_nodes=[1])
+    before = own_state()
+    statuses = []
+    for delay_s in (0, 0.02, 0.1, 0.3):
+        with configure_subprocess(config, 0):
+            process = CONTEXT.Process(target=signal.pause)
+            process.start()
+        process.join(delay_s)
+        process.kill()
+        process.join()
+        statuses.append(process.exitcode)
+    left = [name for name in os.listdir("/proc") if name.isdigit() and parent_of(name) == os.getpid()]
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    return {
+        "statuses": statuses,
+        "before": before,
+        "after": own_state(),
+        "left": [p for p in left if int(p) != tracker],
+    }
+
+
+def parent_of(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def accepted_by_numactl(seed: int, count: int) -> dict[str, Any]:
+    """Return argument strings of random plans, made under random affinities, and what real numactl says of each.
+
+    Every plan may be tried as it is: what an argument names is allowed to this process, which is what plans promise.
+    """
+    chosen = random.Random(seed)
+    every = sorted(os.sched_getaffinity(0))
+    said: dict[str, str | None] = {}
+    while len(said) < count:
+        os.sched_setaffinity(0, every)
+        os.sched_setaffinity(0, chosen.sample(every, chosen.randint(1, len(every))))
+        machine = read_machine()
+        size = chosen.randint(1, 4)
+        lists: dict[str, Any] = {"numa_bind_nodes": chosen.choices(machine.nodes_with_cpus, k=size)}
+        if chosen.random() < 0.3:
+            cpus = [chosen.sample(every, chosen.randint(1, len(every))) for _ in range(size)]
+            lists["numa_bind_cpus"] = [format_ids(own) for own in cpus]
+        policy = chosen.choice(["auto", "membind", "preferred", "interleave", "none"])
+        config = LaunchConfig(tensor_parallel_size=size, memory_policy=policy, **lists)  # type: ignore[arg-type]
+        for binding in plan(machine, config).processes:
+            for args in candidates(binding)[:1] if binding.bound else []:
+                key = f"{format_ids(os.sched_getaffinity(0))}: {' '.join(args)}"
+                if key not in said:
+                    said[key] = try_command(["numactl", *args, "true"]).problem
+    return {"said": said}
+
+
+def fails_to_load() -> dict[str, Any]:
+    """Return what numactl 2.0.19 says here, to know that it is the one that was run."""
+    os.environ["PATH"] = f"{NEW_NUMACTL}:{os.environ['PATH']}"
+    seccomp.refuse_memory_policy()
+    return {"problem": try_command(["numactl", "--cpunodebind=0", "true"]).problem}
+
+
+FOUR = {"tensor_parallel_size": 4}
+
+SCENARIOS: dict[str, Scenario] = {
+    "auto": Scenario(ways=("spawn", "engine", "command", "current")),
+    "explicit": Scenario(args=("--bind",), config={"numa_bind": True}, ways=("engine", "command", "current")),
+    "lists": Scenario(
+        args=("--numa-nodes=0,1", "--numa-cpus=1-2", "--numa-cpus=5", "--tp=2"),
+        config={"numa_bind_nodes": [0, 1], "numa_bind_cpus": ["1-2", "5"], "tensor_parallel_size": 2},
+    ),
+    "shards": Scenario(
+        args=("--dp=2", "--dp-local=2", "--tp=2"),
+        config={"data_parallel_size": 2, "data_parallel_size_local": 2, "tensor_parallel_size": 2},
+    ),
+    "interleave": Scenario(
+        args=("--bind", "--memory=interleave"), config={"numa_bind": True, "memory_policy": "interleave"}
+    ),
+    "off": Scenario(args=("--no-bind",), config={"numa_bind": False}),
+    "taskset-auto": Scenario(lambda: taskset(0, 1, 4, 5, 6, 7)),
+    "taskset-explicit": Scenario(lambda: taskset(0, 1, 4, 5, 6, 7), ("--bind",), {"numa_bind": True}),
+    "taskset-elsewhere": Scenario(lambda: taskset(4, 5), ("--bind",), {"numa_bind": True}),
+    "policy-set": Scenario(policy_set_before),
+    "cpuset-part": Scenario(lambda: cpuset("1-6", "0-1")),
+    "cpuset-part-explicit": Scenario(lambda: cpuset("1-6", "0-1"), ("--bind",), {"numa_bind": True}),
+    "cpuset-one-node": Scenario(lambda: cpuset("4-7", "1")),
+    "cpuset-one-node-explicit": Scenario(lambda: cpuset("4-7", "1"), ("--bind",), {"numa_bind": True}),
+    "cpuset-fewer-mems": Scenario(lambda: cpuset("0-7", "0"), ("--bind",), {"numa_bind": True}),
+    "offline-one": Scenario(lambda: offline(3)),
+    "offline-node": Scenario(lambda: offline(1, 2, 3), ("--bind",), {"numa_bind": True}),
+    "seccomp": Scenario(no_memory_policy, ("--bind",), {"numa_bind": True}),
+    "seccomp-auto": Scenario(no_memory_policy),
+    "seccomp-new": Scenario(lambda: no_memory_policy(NEW_NUMACTL), ("--bind",), {"numa_bind": True}),
+    "seccomp-strict": Scenario(no_memory_policy, ("--bind", "--strict"), {"numa_bind": True, "strict": True}),
+    "noexec": Scenario(noexec, ("--bind",), {"numa_bind": True}, ("engine",)),
+    "numactl-missing": Scenario(no_numactl),
+    "numactl-missing-explicit": Scenario(no_numactl, ("--bind",), {"numa_bind": True}),
+    "nodes": Scenario(
+        args=("--numa-nodes=1,0", "--tp=2"), config={"numa_bind_nodes": [1, 0], "tensor_parallel_size": 2}
+    ),
+    "spread": Scenario(args=("--bind", "--map=rank", "--nproc=3"), ways=()),
+}
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "threads": lambda: threads_of_their_own_rank(16),
+    "killed": killed_in_mid_start,
+    "accepted": lambda: accepted_by_numactl(seed=1, count=40),
+    "new-numactl": fails_to_load,
+}
+
+
+def with_workers(scenario: Scenario) -> Scenario:
+    """Return the scenario with as many workers as there are GPUs, where its config does not say how many."""
+    gpus = len(read_machine().visible)
+    return scenario._replace(config={"tensor_parallel_size": max(1, gpus), **scenario.config})
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        if name in OTHERS:
+            in_fork(name, OTHERS[name])
+        else:
+            scenario = with_workers(SCENARIOS[name])
+            in_fork(name, lambda scenario=scenario: run_scenario(scenario))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()
