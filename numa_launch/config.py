@@ -79,27 +79,27 @@ class LaunchConfig(_Kept):
         for name in ("numa_bind", "strict", "data_parallel_external_lb"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "numa_bind" and value is None):
-                raise error(name, value, "must be True or False" + (", or None" if name == "numa_bind" else ""))
+                raise config_error(name, value, "must be True or False" + (", or None" if name == "numa_bind" else ""))
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise error(name, value, f"must be one of {', '.join(choices)}")
+                raise config_error(name, value, f"must be one of {', '.join(choices)}")
         for name in SIZES:
             if not is_count(getattr(self, name)) or not 1 <= getattr(self, name) <= MAX_ID:
-                raise error(name, getattr(self, name), f"must be a number from 1 to {MAX_ID}")
+                raise config_error(name, getattr(self, name), f"must be a number from 1 to {MAX_ID}")
         for name in ("data_parallel_rank", "data_parallel_rank_local"):
             value = getattr(self, name)
             if not is_count(value) and not (name == "data_parallel_rank_local" and value is None):
-                raise error(name, value, "must be a number from 0 on")
+                raise config_error(name, value, "must be a number from 0 on")
         for name in ("numa_bind_nodes", "assigned_physical_gpu_ids"):
             check_ids(name, getattr(self, name))
         check_cpu_lists(self.numa_bind_cpus)
         nodes, cpus = self.numa_bind_nodes, self.numa_bind_cpus
         if nodes is not None and cpus is not None and len(nodes) != len(cpus):
-            raise error("numa_bind_cpus", cpus, f"has {len(cpus)} entries but numa_bind_nodes has {len(nodes)}")
+            raise config_error("numa_bind_cpus", cpus, f"has {len(cpus)} entries but numa_bind_nodes has {len(nodes)}")
         if self.numa_bind is False and (nodes is not None or cpus is not None):
             given = "numa_bind_nodes" if nodes is not None else "numa_bind_cpus"
-            raise error(given, nodes if nodes is not None else cpus, "contradicts numa_bind=False (--no-bind)")
+            raise config_error(given, nodes if nodes is not None else cpus, "contradicts numa_bind=False (--no-bind)")
 
     @property
     def mode(self) -> Mode:
@@ -158,7 +158,7 @@ def named(field: str) -> str:
     return f"{field} ({OPTIONS[field]})" if field in OPTIONS else field
 
 
-def error(field: str, value: object, problem: str) -> ConfigError:
+def config_error(field: str, value: object, problem: str) -> ConfigError:
     shown = repr(value)
     return ConfigError(f"{named(field)}: {shown if len(shown) <= 80 else shown[:77] + '...'} {problem}")
 
@@ -171,21 +171,20 @@ def check_ids(field: str, ids: object) -> None:
     if ids is None:
         return
     if not isinstance(ids, list | tuple) or not ids or not all(is_count(i) for i in ids):
-        raise error(field, ids, "must be a list of numbers from 0 on, not empty")
+        raise config_error(field, ids, "must be a list of numbers from 0 on, not empty")
 
 
 def check_cpu_lists(lists: object) -> None:
     if lists is None:
         return
     if not isinstance(lists, list | tuple) or not lists:
-        raise error("numa_bind_cpus", lists, "must be a list of CPU lists such as ['0-3', '4-7'], not empty")
+        raise config_error("numa_bind_cpus", lists, "must be a list of CPU lists such as ['0-3', '4-7'], not empty")
     for text in lists:
+        if not isinstance(text, str) or not text.strip():
+            raise config_error("numa_bind_cpus", text, "is not a CPU list such as 0-3,8")
         try:
-            if not isinstance(text, str) or not parse_ids(text):
-                raise error("numa_bind_cpus", text, "is not a CPU list such as 0-3,8")
+            parse_ids(text)
         except ValueError as problem:
-            if isinstance(problem, ConfigError):
-                raise
             raise ConfigError(f"{named('numa_bind_cpus')}: {problem}") from None
 
 

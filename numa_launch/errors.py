@@ -1,6 +1,6 @@
 """The errors that numa-launch raises, each with the exit status the command line gives it.
 
-Example: ``raise ConfigError("numa_bind_nodes [0, -1]: a node is a number from 0 on")`` ends ``numa-launch`` with 2.
+Example: a ConfigError ends ``numa-launch`` with 2, and its text is what stands behind ``Error: ``.
 """
 
 

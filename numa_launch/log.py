@@ -1,6 +1,6 @@
 """The logger ``numa_launch``, and notes that are said once in a process.
 
-Example: ``say_once(logging.WARNING, "memory-dropped", "…")`` logs the first time and is silent after.
+Example: ``say_once(logging.WARNING, "memory is not bound …")`` logs the first time and is silent after.
 """
 
 import os

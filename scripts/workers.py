@@ -1,23 +1,23 @@
-"""Start a worker per GPU (or per node, or per CPU where there is one node) and print what each really got.
+"""Start workers with configure_subprocess and print, from inside each, what the kernel says it really got.
 
-Example: ``scripts/run -- python scripts/workers.py``. Every line comes from inside a worker and shows what the kernel
-says of it, not what was asked. With ``--cpus`` each worker gets its own CPU, which shows binding on any machine.
+Example: ``scripts/run -- python scripts/workers.py`` starts one per visible GPU, at least two. With ``--cpus`` worker i
+gets the i-th CPU, which shows binding on any machine that has numactl.
 """
 
 import logging
 import multiprocessing
 import os
-from multiprocessing.queues import SimpleQueue
 
 import click
 
-from numa_launch import LaunchConfig, configure_subprocess, read_machine
+from numa_launch import LaunchConfig, NumaLaunchError, configure_subprocess, read_machine
 from numa_launch.observe.state import current_affinity_state
 
 
-def worker(rank: int, lines: "SimpleQueue[tuple[int, str]]") -> None:
-    """Say what this worker got."""
-    lines.put((rank, current_affinity_state(f"worker {rank} (PID {os.getpid()})")))
+def worker(rank: int) -> None:
+    """Say what this worker got, in one write so that lines do not mix."""
+    line = current_affinity_state(f"worker {rank} (PID {os.getpid()})")
+    os.write(1, f"{line}\n".encode())
 
 
 @click.command()
@@ -30,22 +30,20 @@ def main(workers: int | None, cpus: bool, bind: bool | None) -> None:
     count = workers or max(2, len(read_machine().visible))
     usable = sorted(os.sched_getaffinity(0))
     lists = [str(usable[i % len(usable)]) for i in range(count)] if cpus else None
-    config = LaunchConfig(numa_bind=bind, numa_bind_cpus=lists, tensor_parallel_size=count)
     context = multiprocessing.get_context("spawn")
-    lines = context.SimpleQueue()
     processes = []
-    for rank in range(count):
-        with configure_subprocess(config, rank, context=context):
-            process = context.Process(target=worker, args=(rank, lines))
-            process.start()
-        processes.append(process)
-    for process in processes:
-        process.join()
-    said = []
-    while not lines.empty():
-        said.append(lines.get())
-    for _, line in sorted(said):
-        click.echo(line)
+    try:
+        config = LaunchConfig(numa_bind=bind, numa_bind_cpus=lists, tensor_parallel_size=count)
+        for rank in range(count):
+            with configure_subprocess(config, rank, context=context):
+                process = context.Process(target=worker, args=(rank,))
+                process.start()
+            processes.append(process)
+    except NumaLaunchError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        for process in processes:
+            process.join()
     failed = [process.name for process in processes if process.exitcode]
     if failed:
         raise click.ClickException(f"{', '.join(failed)} did not end well")

@@ -43,15 +43,37 @@ def test_plan_stays_a_function_whatever_is_imported() -> None:
     assert python(program) == "True"
 
 
+def imported_by(module: Path) -> set[str]:
+    """Return the dotted names that a module imports, the names taken from a package with it."""
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def layer_of(parts: tuple[str, ...]) -> int:
+    """Return a layer's number; the modules at the top, which all may use, are below the first."""
+    return LAYERS.index(parts[0]) if parts and parts[0] in LAYERS else -1
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(module: Path) -> None:
-    own = module.relative_to(PACKAGE).parts[0]
-    if own not in LAYERS:
+    parts = module.relative_to(PACKAGE).parts
+    if parts in (("__init__.py",), ("__main__.py",)):
         return
-    for node in ast.walk(ast.parse(module.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("numa_launch."):
-            imported = (node.module or "").split(".")[1]
-            assert imported not in LAYERS or LAYERS.index(imported) <= LAYERS.index(own), node.module
+    for name in imported_by(module):
+        if name.startswith("numa_launch."):
+            assert layer_of(tuple(name.split(".")[1:])) <= layer_of(parts), name
+
+
+@pytest.mark.parametrize("module", sorted((PACKAGE / "plan").glob("*.py")), ids=lambda path: path.name)
+def test_a_plan_has_no_io_no_clock_and_no_environment(module: Path) -> None:
+    impure = {"os", "sys", "time", "subprocess", "logging", "pathlib", "io", "random", "multiprocessing"}
+    reads = {"numa_launch.machine.read", "numa_launch.machine.files", "numa_launch.log"}
+    assert not {name for name in imported_by(module) if name.split(".")[0] in impure or name in reads}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -1,6 +1,8 @@
 """README.md names every option, reason and public name, so that it cannot fall behind."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -8,7 +10,7 @@ import pytest
 
 import numa_launch
 from numa_launch.cli.run import cli
-from numa_launch.plan.reasons import SKIP
+from numa_launch.reasons import SENTENCES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,8 +24,8 @@ def test_every_option_and_its_variable(param: click.Parameter) -> None:
     assert param.envvar is None or str(param.envvar) in README
 
 
-@pytest.mark.parametrize("code", SKIP)
-def test_every_reason_to_stay_unbound(code: str) -> None:
+@pytest.mark.parametrize("code", SENTENCES)
+def test_every_reason_and_warning(code: str) -> None:
     assert f"`{code}`" in README
 
 
@@ -39,3 +41,11 @@ def test_the_two_commands_are_there(command: str) -> None:
 
 def test_the_version_has_its_changes() -> None:
     assert f"* {numa_launch.__version__}: " in README
+
+
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    example = README.split("```python\n")[1].split("```")[0]
+    (tmp_path / "example.py").write_text(example)
+    done = subprocess.run([sys.executable, tmp_path / "example.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(f"worker {rank}: policy " in done.stderr for rank in range(8))

@@ -1,4 +1,5 @@
 """ACT: numactl arguments, probe and fallback, the wrapper, and the spawn context.
 
-Every side effect on this process is in ``spawn`` (undone on the way out) and ``current`` (asked for).
+Side effects on this process: ``swap`` and ``detect.carried`` (undone on the way out), ``current`` (asked for), and
+``command.become`` (does not return). ``probe`` starts short-lived processes.
 """

@@ -5,7 +5,7 @@ Example: ``get_auto_numa_nodes()`` is ``[3, 3, 1, 1, 7, 7, 5, 5]`` on a DGX A100
 
 import os
 
-from numa_launch.apply.spawn import what_switches_off
+from numa_launch.apply.asked import what_switches_off
 from numa_launch.config import LaunchConfig
 from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan

@@ -43,7 +43,7 @@ def check_command(name: str, environ: Mapping[str, str]) -> str:
         if os.path.isdir(path) and "/" in name:
             raise CommandError(f"{name}: it is a directory, not a command", 126)
         if os.path.lexists(path) and not os.path.isdir(path):
-            raise CommandError(f"{name}: {path} may not be executed (no run bit, or a noexec mount)", 126)
+            raise CommandError(f"{path} may not be executed (no run bit, or a noexec mount)", 126)
     raise CommandError(f"{name or repr(name)}: command not found", 127)
 
 

@@ -13,12 +13,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from numa_launch.apply.asked import check_process, what_switches_off
 from numa_launch.apply.detect import detect, variables_now, with_own_gpus
 from numa_launch.apply.outcome import handover_variable, report, switched_off, unbound
-from numa_launch.apply.spawn import check_process, what_switches_off
 from numa_launch.config import launch_config
 from numa_launch.errors import StrictError
 from numa_launch.log import say_once
+from numa_launch.machine.limits import current_affinity
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Kind, MemoryPolicy, Process
@@ -64,7 +65,7 @@ def bind_current_process(
     binding = made.processes[0]
     if not binding.bound:
         return CurrentBinding(unbound(binding, made.skip_reason) if made.skip_reason else binding)
-    before = os.sched_getaffinity(0)
+    before = current_affinity()
     try:
         os.sched_setaffinity(0, binding.cpus)
     except OSError as error:
@@ -73,7 +74,7 @@ def bind_current_process(
     if binding.memory_policy:
         problem = set_mempolicy(binding.memory_policy, binding.memory_nodes)
         if problem and launch.strict:
-            os.sched_setaffinity(0, before)
+            os.sched_setaffinity(0, before or binding.cpus)
             return failed(binding, f"its memory policy cannot be set: {problem}", strict=True)
         if problem:
             not_reached.append(f"memory policy: {problem}")

@@ -45,6 +45,20 @@ _foreign: dict[int, tuple[Any, Detected]] = {}
 """id → (config of somebody else's, what was found for it); it holds the config, so that the id stays its own."""
 
 
+MOST_FOREIGN = 64
+"""Some make a new object each time they are asked for their parallel_config."""
+
+_own: Origin | None = None
+
+
+def own_origin() -> Origin:
+    """Return this process's identity, read once in a process."""
+    global _own
+    if _own is None or _own.pid != os.getpid():
+        _own = origin_of(os.getpid())
+    return _own
+
+
 def variables_now() -> dict[str, str]:
     """Return those of NAMES that are set."""
     return {name: value for name in NAMES if (value := os.environ.get(name)) is not None}
@@ -63,15 +77,15 @@ def detect(config: Any, variables: Mapping[str, str]) -> Detected:
     for known in (kept, _latest):
         if (
             known
-            and known.origin.pid == os.getpid()
+            and known.origin == own_origin()
             and (known.affinity, known.policy, known.variables) == (affinity, policy, variables)
         ):
             return keep(holder, known)
-    if kept and kept.origin.pid != os.getpid() and is_ancestor(kept.origin):
+    if kept and is_ancestor(kept.origin):
         machine = replace(kept.machine, limits=read_limits("", kept.machine.online, variables))
-        return keep(holder, Detected(origin_of(os.getpid()), affinity, policy, variables, machine))
+        return keep(holder, Detected(own_origin(), affinity, policy, variables, machine))
     machine = read_machine(environ=variables)
-    _latest = Detected(origin_of(os.getpid()), affinity, policy, variables, machine)
+    _latest = Detected(own_origin(), affinity, policy, variables, machine)
     return keep(holder, _latest)
 
 
@@ -98,6 +112,8 @@ def keep(holder: Any, detected: Detected) -> Detected:
         setattr(holder, KEPT, detected)
     elif holder is not None:
         _foreign[id(holder)] = (holder, detected)
+        if len(_foreign) > MOST_FOREIGN:
+            del _foreign[next(iter(_foreign))]
         getattr(holder, "__dict__", {}).pop(KEPT, None)
     return detected
 

@@ -10,16 +10,13 @@ from numa_launch.apply.probe import Found
 from numa_launch.errors import ConfigError
 from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE, Handover
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.plan.model import Binding, Plan, Process
-from numa_launch.plan.reasons import note
+from numa_launch.reasons import Note, note
 
 
 def numactl_needed() -> ConfigError:
-    return ConfigError(
-        "explicit binding needs numactl, which is not on PATH: install the package numactl (apt-get install numactl "
-        "or dnf install numactl), or leave --bind (numa_bind=True) and the lists away"
-    )
+    return ConfigError(f"{note('numactl-missing').message}, or drop --bind (numa_bind=True) and the lists")
 
 
 def switched_off(process: Process, by: str) -> Binding:

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from numa_launch.apply.numactl import candidates, memory_args, numactl_args
 from numa_launch.errors import StrictError
-from numa_launch.log import say_once
+from numa_launch.log import LOGGER, say_once
 from numa_launch.machine.limits import current_affinity
-from numa_launch.machine.model import Note
 from numa_launch.plan.model import Binding
-from numa_launch.plan.reasons import note, warning
+from numa_launch.reasons import Note, note
 
 TIME_LIMIT_S = 10
 MAX_OUTPUT = 65536
@@ -76,7 +75,7 @@ class Prober:
         if auto and not found.args:
             self._auto_failure = dropped = note("probe-failed", why=why)
         else:
-            dropped = warning("binding-dropped", what=what_was_dropped(binding, found), why=why)
+            dropped = note("binding-dropped", what=what_was_dropped(binding, found), why=why)
         say_once(logging.WARNING, dropped.message)
         return Found(found.args, dropped)
 
@@ -91,6 +90,7 @@ class Prober:
         key = (*around, *command)
         if key not in self._outcomes:
             self._outcomes[key] = try_command(command)
+            logging.getLogger(LOGGER).debug("tried %s: %s", " ".join(command), self._outcomes[key].problem or "well")
             if self._outcomes[key].hung:
                 self._outcomes[around] = self._outcomes[key]
         return self._outcomes[key]
@@ -103,7 +103,7 @@ def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None)
 
 
 def try_command(command: list[str]) -> Outcome:
-    """Run ``numactl <arguments> true``, at most TIME_LIMIT_S; a pipe left open or a flood of output does not matter."""
+    """Run a command that ends in ``true``, at most TIME_LIMIT_S; an open pipe or a flood of output does not matter."""
     status, output = run_bounded(command)
     if status is None:
         # Somebody else reaps this process's children (SIGCHLD ignored, a thread in waitpid): ask for a proof instead.
@@ -210,7 +210,7 @@ def complaint(binding: Binding, problem: str) -> str:
 
 
 def remedy(problem: str) -> str:
-    """Return what would fix it, by numactl's own words (FACTS.md section 3)."""
+    """Return what would fix it, by numactl's own words."""
     problem = problem.lower()
     if "not permitted" in problem or "does not support numa" in problem or "without kernel support" in problem:
         return (
@@ -221,4 +221,4 @@ def remedy(problem: str) -> str:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
     if os.environ.get("LD_PRELOAD"):
         return "LD_PRELOAD is set and reaches numactl too: unset it, or set it inside the worker"
-    return "run that with `true` behind it to see more, or pass --no-bind"
+    return "run that command followed by `true` to see more, or pass --no-bind"

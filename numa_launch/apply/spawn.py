@@ -12,10 +12,12 @@ both back whatever happens inside.
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from numa_launch.apply.asked import check_process, what_switches_off
 from numa_launch.apply.command import find_numactl, is_executable
 from numa_launch.apply.detect import Detected, carried, detect, variables_now
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, switched_off, unbound
@@ -25,20 +27,20 @@ from numa_launch.apply.swap import (
     WRAPPER_VARIABLES,
     Executable,
     Swap,
+    another_task_has_a_block,
     blocks_here,
     fork_server,
-    held_by_another_task,
     spawner,
 )
-from numa_launch.config import LaunchConfig, is_count, launch_config
+from numa_launch.config import LaunchConfig, launch_config
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Circumstances, Kind, Plan, Process
-from numa_launch.plan.reasons import warning
+from numa_launch.reasons import Note, note
 
 WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrapper.sh")
 SHELL = "/bin/sh"
@@ -126,7 +128,7 @@ def prepare(config: Any, process: Process, context: Any) -> Start:
     numactl = numactl_now()
     circumstances = Circumstances(start_method_of(context), numactl_missing=numactl is None)
     detected = detect(config, own_variables())
-    made = planned(detected.machine, launch, process, circumstances)
+    made = _planner.plan(detected.machine, launch, process, circumstances)
     binding = made.processes[0]
     if not binding.bound:
         return Start(unbound(binding, made.skip_reason) if made.skip_reason else binding, None, detected)
@@ -145,30 +147,34 @@ def prepare(config: Any, process: Process, context: Any) -> Start:
     values = (os.fsdecode(spawner.python() or ""), numactl, " ".join(found.args))
     variables = {
         **dict(zip(WRAPPER_VARIABLES, values, strict=True)),
-        **no_names_to_a_shell(),
+        **odd_variables(),
         **handover_variable(detected.machine, left),
     }
     return Start(left, Swap(WRAPPER, variables), detected, launch.strict)
 
 
-_plans: dict[object, Plan] = {}
-"""The plans made for ``_plans_machine``, by all that they depend on besides: a block is entered once a worker."""
+class Planner:
+    """Makes the plan for one process, and keeps those made for the latest machine: a block is entered once a worker."""
 
-_plans_machine: Machine | None = None
+    def __init__(self) -> None:
+        self._machine: Machine | None = None
+        self._plans: dict[object, Plan] = {}
+
+    def plan(self, machine: Machine, launch: LaunchConfig, process: Process, circumstances: Circumstances) -> Plan:
+        """Return the plan, and log what is to be said of it."""
+        if machine is not self._machine:
+            self._machine, self._plans = machine, {}
+        values = (getattr(launch, name) for name in FIELDS)
+        key = (process, circumstances, *(tuple(value) if isinstance(value, list) else value for value in values))
+        if key not in self._plans:
+            self._plans[key] = plan(machine, launch, processes=[process], circumstances=circumstances)
+        report(self._plans[key])
+        return self._plans[key]
 
 
-def planned(machine: Machine, launch: LaunchConfig, process: Process, circumstances: Circumstances) -> Plan:
-    """Return the plan for one process, and log what is to be said of it; made once for the same machine and config."""
-    global _plans_machine
-    if machine is not _plans_machine:
-        _plans.clear()
-        _plans_machine = machine
-    values = (tuple(value) if isinstance(value, list) else value for value in vars(launch).values())
-    key = (process, circumstances, *values)
-    if key not in _plans:
-        _plans[key] = plan(machine, launch, processes=[process], circumstances=circumstances)
-    report(_plans[key])
-    return _plans[key]
+FIELDS = tuple(field.name for field in fields(LaunchConfig))
+
+_planner = Planner()
 
 
 def own_variables() -> dict[str, str]:
@@ -182,22 +188,13 @@ def own_variables() -> dict[str, str]:
 _SHELL_NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def no_names_to_a_shell() -> dict[str, str]:
+def odd_variables() -> dict[str, str]:
     """Return the variables that hand those to the wrapper whose names are no identifiers, which ``sh`` would drop."""
     odd = [os.fsdecode(name) for name in os.environb if not _SHELL_NAME.fullmatch(name)]
     if not odd:
         return {}
     handed = {f"{COUNT_VARIABLE}_{i}": f"{name}={os.environ[name]}" for i, name in enumerate(odd, 1)}
     return {COUNT_VARIABLE: str(len(odd)), **handed}
-
-
-def check_process(local_rank: object, dp_local_rank: object, process_kind: object) -> None:
-    if not is_count(local_rank):
-        raise ConfigError(f"local_rank: {local_rank!r} must be a number from 0 on")
-    if dp_local_rank is not None and not is_count(dp_local_rank):
-        raise ConfigError(f"dp_local_rank: {dp_local_rank!r} must be a number from 0 on, or None")
-    if process_kind not in ("worker", "EngineCore"):
-        raise ConfigError(f"process_kind: {process_kind!r} must be 'worker' or 'EngineCore'")
 
 
 def start_method_of(context: Any) -> str:
@@ -212,16 +209,6 @@ def start_method_of(context: Any) -> str:
             raise ConfigError(f"context: {context!r} must be a multiprocessing context, or one of {', '.join(methods)}")
         return context
     return str(context.get_start_method(allow_none=True) or methods[0])
-
-
-def what_switches_off(config: Any, environ: Mapping[str, str]) -> str | None:
-    """Return what switches binding off: the environment for a whole fleet, or the config, valid otherwise or not."""
-    value = environ.get("NUMA_LAUNCH_BIND", "")
-    if value.lower() in ("0", "false", "no", "off", "n", "f"):
-        return f"NUMA_LAUNCH_BIND={value}"
-    theirs = getattr(config, "parallel_config", config)
-    lists = (getattr(theirs, name, None) for name in ("numa_bind_nodes", "numa_bind_cpus"))
-    return "numa_bind=False" if getattr(theirs, "numa_bind", None) is False and not any(lists) else None
 
 
 _numactl_of_path: dict[str | None, str] = {}
@@ -241,19 +228,19 @@ def numactl_now() -> str | None:
 def cannot_wrap(circumstances: Circumstances, process: Process, python: Executable) -> Note | None:
     """Return why the wrapper cannot bind this process, found before the start: its child would just exit with 255."""
     if circumstances.start_method != "spawn":
-        name = f"{process.kind} {process.local_rank}"
-        return warning("start-method", process=name, method=circumstances.start_method)
-    if held_by_another_task():
-        return warning("blocks-overlap")
+        name = Binding(process.kind, process.local_rank, process.dp_local_rank or 0).name
+        return note("start-method", what=f"{name} is", method=circumstances.start_method)
+    if another_task_has_a_block():
+        return note("blocks-overlap")
     if not python:
         fix = "call multiprocessing.set_executable with the path of a Python first"
-        return warning("wrapper-not-executable", path="an embedded Python without sys.executable", fix=fix)
+        return note("wrapper-not-executable", path="an embedded Python without sys.executable", fix=fix)
     for path, fix in (
         (WRAPPER, f"chmod +x {WRAPPER}, or install numa-launch on a file system that is not mounted noexec"),
         (SHELL, "put a POSIX shell there, as the wrapper around numactl needs one"),
     ):
         if not is_executable(path):
-            return warning("wrapper-not-executable", path=path, fix=fix)
+            return note("wrapper-not-executable", path=path, fix=fix)
     return preload_problem(os.environ.get("LD_PRELOAD"))
 
 
@@ -263,7 +250,7 @@ def preload_problem(preload: str | None) -> Note | None:
     if not problem:
         return None
     fix = f"LD_PRELOAD={preload} is set and ends it ({problem}): set it inside the worker instead"
-    return warning("wrapper-not-executable", path=SHELL, fix=fix)
+    return note("wrapper-not-executable", path=SHELL, fix=fix)
 
 
 def judge(swap: Swap, strict: bool) -> None:
@@ -272,21 +259,14 @@ def judge(swap: Swap, strict: bool) -> None:
     Children that another thread started meanwhile are its own affair.
     """
     if not swap.started:
-        say_once(logging.WARNING, warning("nothing-started").message)
-    own = [child for thread, child in swap.started if thread == swap.thread]
-    others = {child: method for child in own if (method := method_of(child)) != "spawn"}
-    said = [warning("start-method", process=child.name, method=method).message for child, method in others.items()]
+        say_once(logging.WARNING, note("nothing-started").message)
+    own = [started for started in swap.started if started.thread == swap.thread and started.method != "spawn"]
+    said = [note("start-method", what=f"{child.process.name} was", method=child.method).message for child in own]
     if fork_server() != swap.fork_server:
-        said.append(warning("fork-server").message)
+        said.append(note("fork-server").message)
     if strict and said:
-        for child in others:
-            if child.is_alive():
-                child.terminate()
+        for child in own:
+            child.end()
         raise StrictError(said[0])
     for message in said:
         say_once(logging.WARNING, message)
-
-
-def method_of(child: Any) -> str:
-    """Return how a multiprocessing child was started; its context has no name of its own only for the default one."""
-    return str(getattr(child, "_start_method", None) or getattr(child._popen, "method", "spawn"))

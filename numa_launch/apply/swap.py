@@ -1,6 +1,6 @@
 """The one owner of multiprocessing's spawn executable and of our variables in the environment.
 
-Example: ``spawner.enter(swap)`` … ``spawner.leave(swap)`` around what a block starts. FACTS.md section 2 has the traps.
+Example: ``spawner.enter(swap)`` … ``spawner.leave(swap)`` around what a block starts.
 """
 
 import os
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from multiprocessing import process, resource_tracker, spawn
-from typing import Any
+from typing import Any, NamedTuple
 
 from numa_launch.machine.handover import VARIABLE
 
@@ -17,6 +17,19 @@ WRAPPER_VARIABLES = ("NUMA_LAUNCH_WRAP_PYTHON", "NUMA_LAUNCH_WRAP_NUMACTL", "NUM
 COUNT_VARIABLE = "NUMA_LAUNCH_WRAP_ENV"
 
 Executable = str | bytes | None
+
+
+class Started(NamedTuple):
+    """A multiprocessing child that was started while a block was open, by which thread and by which start method."""
+
+    process: Any
+    thread: int
+    method: str
+
+    def end(self) -> None:
+        """Terminate it, unless it has ended and was joined or closed."""
+        if self.process in process._children:  # type: ignore[attr-defined]
+            self.process.terminate()
 
 
 class Swap:
@@ -27,20 +40,22 @@ class Swap:
         self.variables = variables
         self.pid = os.getpid()
         self.thread = threading.get_ident()
-        self.started: list[tuple[int, Any]] = []
+        self.started: list[Started] = []
         self.fork_server: int | None = None
 
 
 class Children(set[Any]):
     """multiprocessing's set of living children, which also tells open blocks of each one started, and by which thread.
 
-    Looking at the set on the way out alone would miss those that were joined inside.
+    Looking at the set on the way out alone would miss those that were joined inside. Once in place it stays: putting a
+    plain set back could lose a child that another thread starts meanwhile.
     """
 
     def add(self, child: Any) -> None:
         super().add(child)
+        method = getattr(child._popen, "method", "spawn")
         for swap in spawner.open:
-            swap.started.append((threading.get_ident(), child))
+            swap.started.append(Started(child, threading.get_ident(), method))
 
 
 class Spawner:
@@ -125,6 +140,6 @@ blocks_here: ContextVar[tuple[Swap, ...]] = ContextVar("numa_launch_blocks", def
 """The blocks that this task has open, where a thread runs several tasks."""
 
 
-def held_by_another_task() -> bool:
+def another_task_has_a_block() -> bool:
     """Return whether a block of this thread is open that is not around the caller: two coroutines overlap."""
     return any(swap not in blocks_here.get() for swap in spawner.open)

@@ -6,7 +6,7 @@
 #   NUMA_LAUNCH_WRAP_ARGS     its arguments, separated by blanks: options with lists of ids only
 #   NUMA_LAUNCH_WRAP_ENV      how many of NUMA_LAUNCH_WRAP_ENV_1, _2, … there are: each NAME=VALUE of the environment
 #                             whose name is none to a shell (BASH_FUNC_module%%), which the shell would drop
-# Its own variables have names that nobody exports, so that it changes no variable of the worker's.
+# Its own variables have names that nobody exports, so no variable of the worker changes.
 set -f
 _numa_launch_python=${NUMA_LAUNCH_WRAP_PYTHON-}
 _numa_launch_numactl=${NUMA_LAUNCH_WRAP_NUMACTL-}

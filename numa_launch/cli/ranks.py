@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 
 from numa_launch.idsets import shortened
-from numa_launch.machine.model import Note
-from numa_launch.plan.reasons import warning
+from numa_launch.reasons import Note, note
 
 RANK_VARIABLES = (
     "LOCAL_RANK",
@@ -41,7 +40,7 @@ def local_rank(environ: Mapping[str, str]) -> tuple[int | None, tuple[Note, ...]
             continue
         if re.fullmatch("[0-9]{1,9}", value):
             return int(value), tuple(warnings)
-        warnings.append(warning("rank-unreadable", variable=variable, value=shortened(value)))
+        warnings.append(note("rank-unreadable", variable=variable, value=shortened(value)))
     return None, tuple(warnings)
 
 

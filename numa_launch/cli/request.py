@@ -12,10 +12,10 @@ from numa_launch.cli.ranks import local_rank, local_size, mpi_variable
 from numa_launch.config import LaunchConfig
 from numa_launch.errors import ConfigError
 from numa_launch.idsets import MAX_ID
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.plan.model import Process
 from numa_launch.plan.ranks import counts_shards, local_processes, local_shards, nnodes_within_dp, workers_per_shard
-from numa_launch.plan.reasons import warning
+from numa_launch.reasons import Note, note
 
 
 class Request(NamedTuple):
@@ -64,7 +64,7 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         check_agreement(config, options.nproc)
     mpi = mpi_variable(environ)
     if mpi and config.mode == "explicit" and not switched_off:
-        warnings += (warning("mpi-launcher", variable=mpi),)
+        warnings += (note("mpi-launcher", variable=mpi),)
     return Request(
         config=config,
         processes=shown(options, config, machine, rank),
@@ -116,7 +116,7 @@ def check_agreement(config: LaunchConfig, nproc: int) -> None:
     if nproc != worker_count(config):
         raise ConfigError(
             f"--nproc {nproc} and --tp {config.tensor_parallel_size} do not agree: --tp and the other sizes make "
-            f"{worker_count(config)} workers on this host, so leave one of the two away"
+            f"{worker_count(config)} workers on this host, so leave one out"
         )
 
 

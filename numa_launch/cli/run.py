@@ -3,6 +3,7 @@
 Example: ``LOCAL_RANK=3 numa-launch -- python train.py`` binds to the node of GPU 3 and becomes python.
 """
 
+import contextlib
 import logging
 import shlex
 from collections.abc import Mapping
@@ -18,23 +19,23 @@ from numa_launch.cli.request import Request, request
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.idsets import format_ids
 from numa_launch.log import LOGGER
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Circumstances, Plan
-from numa_launch.plan.reasons import note
+from numa_launch.reasons import note
 
 EXAMPLES = """\b
 Examples:
-  numa-launch -- python worker.py             bind to the node(s) of the visible GPUs
-  numa-launch --dry-run                       show what would be bound here, and why
+  numa-launch -- python worker.py            bind to its GPU's node, and run
+  numa-launch --dry-run                      show what would be bound, and why
+  numa-launch --dry-run --root captured/host plan for another machine
+  numa-launch --map rank --nproc 4 --dry-run spread four ranks over the nodes
+  numa-launch --numa-nodes 0,1 --rank 1 -- python worker.py
   torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
-  numa-launch --numa-nodes 0,0,1,1 --tp 4 --dry-run -- python engine.py
-  numa-launch --map rank --nproc 4 --dry-run  spread four ranks over the nodes
-  numa-launch --dry-run --root captured/host  plan for another machine
 
-Options for --bind, --numa-nodes, --numa-cpus, --memory, --strict, --map and --vendor can also come from the
-environment: NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", …
+--bind, --numa-nodes, --numa-cpus, --memory, --strict, --map and --vendor can also be set in the environment:
+NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", …
 """
 
 
@@ -103,15 +104,16 @@ def refuse_launch_options(ctx: click.Context) -> None:
     for param in ctx.command.params:
         given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
         if given and param.name not in ("verbose", "quiet"):
-            raise click.UsageError(f"{param.opts[0]} is no option of {ctx.invoked_subcommand}; its own stand behind it")
+            raise click.UsageError(
+                f"{param.opts[0]} is no option of {ctx.invoked_subcommand}; put its own options after that word"
+            )
     if ctx.obj is not None:
         raise click.UsageError(f"{ctx.invoked_subcommand} takes no COMMAND; to run one of that name, put -- before it")
 
 
 def run(options: Options, command: list[str] | None, environ: Mapping[str, str]) -> None:
     """Show the plan, or bind and become the command."""
-    if not options.dry_run:
-        check_run(options, command)
+    to_run = [] if options.dry_run else check_run(options, command)
     machine = read_machine("/" if options.root is None else options.root, vendor=options.vendor, environ=environ)
     asked = request(options, machine, environ)
     numactl = find_numactl(environ)
@@ -125,27 +127,26 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
         return
     if asked.launched is None:
         raise ConfigError("--kind worker needs a rank: pass --rank, or start it under torchrun, srun or mpirun")
-    assert command  # check_run
-    check_command(command[0], environ)
+    check_command(to_run[0], environ)
     made = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances)
-    report(with_warnings(made, asked.warnings))
-    args, in_force = resolve(made, asked, numactl)
-    if not in_force.bound:
-        become(command, environ)
-    said = described(in_force)
-    logging.getLogger(LOGGER).info("%s: numactl %s", said, shlex.join(args))
-    become(command, {**environ, **handover_variable(machine, in_force)}, numactl=numactl or "", numactl_args=args)
+    report(made._replace(warnings=made.warnings + asked.warnings))
+    args, bound = resolve(made, asked, numactl)
+    if not bound.bound:
+        become(to_run, environ)
+    no_rank = " over all visible GPUs, as there is no rank" if asked.launched.over_all else ""
+    logging.getLogger(LOGGER).info("%s: numactl %s", described(bound, no_rank), shlex.join(args))
+    become(to_run, {**environ, **handover_variable(machine, bound)}, numactl=numactl or "", numactl_args=args)
 
 
-def check_run(options: Options, command: list[str] | None) -> None:
-    """Raise for a command line that can only be planned, not run."""
+def check_run(options: Options, command: list[str] | None) -> list[str]:
+    """Return COMMAND; raises for a command line that can only be planned, not run."""
     if options.as_json:
         raise click.UsageError("--json goes with --dry-run", click.get_current_context())
     if options.root is not None:
         raise click.UsageError("--root plans for a captured machine: add --dry-run", click.get_current_context())
     if options.nproc is not None:
         raise click.UsageError(
-            "--nproc only plans as yet: add --dry-run, or start the copies with torchrun --no-python "
+            "--nproc works only with --dry-run so far: add that, or start the copies with torchrun --no-python "
             "--nproc-per-node N numa-launch -- COMMAND",
             click.get_current_context(),
         )
@@ -154,6 +155,7 @@ def check_run(options: Options, command: list[str] | None) -> None:
             "COMMAND is missing: numa-launch [OPTIONS] -- COMMAND, or numa-launch --dry-run for the plan alone",
             click.get_current_context(),
         )
+    return command
 
 
 def resolve(made: Plan, asked: Request, numactl: str | None) -> tuple[list[str], Binding]:
@@ -167,32 +169,24 @@ def resolve(made: Plan, asked: Request, numactl: str | None) -> tuple[list[str],
     return list(found.args), applied(binding, found) if found.args else unbound(binding, found.dropped)
 
 
-def with_warnings(made: Plan, warnings: tuple[Note, ...]) -> Plan:
-    return Plan(made.mode, made.skip_reason, made.gpus, made.processes, made.warnings + warnings)
-
-
-def described(binding: Binding) -> str:
+def described(binding: Binding, also: str) -> str:
     """Return one line that says where a process is bound."""
-    name = "EngineCore" if binding.kind == "EngineCore" else f"worker {binding.local_rank}"
     memory = f", memory {binding.memory_policy} {format_ids(binding.memory_nodes)}" if binding.memory_policy else ""
-    return f"{name}: node {format_ids(binding.nodes)}, CPUs {format_ids(binding.cpus)}{memory}"
+    return f"{binding.name}{also}: node {format_ids(binding.nodes)}, CPUs {format_ids(binding.cpus)}{memory}"
 
 
 def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], as_json: bool) -> None:
     """Print the plan on stdout."""
     from numa_launch.cli.show import print_json, print_plan
 
-    made = with_warnings(
-        plan(machine, asked.config, processes=asked.processes, circumstances=circumstances), asked.warnings
-    )
-    if circumstances.numactl_missing and made.bound:
-        made = with_warnings(made, (note("numactl-missing"),))
+    made = plan(machine, asked.config, processes=asked.processes, circumstances=circumstances)
+    missing = (note("numactl-missing"),) if circumstances.numactl_missing and made.bound else ()
+    made = made._replace(warnings=made.warnings + asked.warnings + missing)
     launched = None
     if asked.launched is not None:
-        try:
+        # Where the processes shown can be bound but COMMAND itself cannot, it is left out.
+        with contextlib.suppress(ConfigError, StrictError):
             launched = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances).processes[0]
-        except (ConfigError, StrictError):  # the processes shown can be bound, but COMMAND itself cannot
-            launched = None
     if as_json:
         print_json(made, launched, command)
     else:

@@ -1,6 +1,6 @@
 """A plan, printed for people and for programs.
 
-Example: ``print_json(plan, launched, ["python", "worker.py"])`` prints the object of CONTRACT.md section 7.
+Example: ``print_json(plan, launched, ["python", "worker.py"])`` prints one object of schema 1.
 """
 
 import shlex
@@ -10,11 +10,13 @@ import click
 
 from numa_launch.apply.numactl import numactl_args
 from numa_launch.idsets import format_ids
-from numa_launch.machine.model import Gpu, Note
+from numa_launch.machine.model import Gpu
 from numa_launch.plan.model import Binding, Plan
+from numa_launch.reasons import Note
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 SCHEMA = 1
 
@@ -72,28 +74,33 @@ def wide_console() -> "Console":
     return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=100_000)
 
 
-def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None:
-    """Print the plan as a table, with what is to be said of it below."""
+def table_of(*titles: str) -> "Table":
+    """Return an empty table whose cells are folded, not cut, where the terminal is narrow."""
     from rich import box
     from rich.table import Table
 
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None:
+    """Print the plan as a table, with what is to be said of it below."""
     console = wide_console()
     console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}")
     if made.skip_reason:
         console.print(f"why: {made.skip_reason.message} ({made.skip_reason.code})")
-    rows = [(described_process(binding), binding) for binding in made.processes]
+    rows = [(binding.name, binding) for binding in made.processes]
     if launched:
-        rows.append((f"COMMAND ({described_process(launched)})", launched))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("process", "GPU", "node", "CPUs", "numactl arguments", "reasons"):
-        table.add_column(title, overflow="fold")
+        rows.append((f"COMMAND ({launched.name})", launched))
+    table = table_of("process", "GPU", "node", "numactl arguments", "reasons")
     for name, binding in rows:
-        gpu = "" if binding.gpu_index is None else str(binding.gpu_index)
-        args = " ".join(numactl_args(binding)) or "(unbound)"
-        reasons = ", ".join(reason.code for reason in binding.reasons)
-        table.add_row(name, gpu, format_ids(binding.nodes), format_ids(binding.cpus), args, reasons)
+        args = "\n".join(numactl_args(binding)) or "(unbound)"
+        reasons = "\n".join(dict.fromkeys(reason.code for reason in binding.reasons))
+        table.add_row(name, gpu_text(made, binding), format_ids(binding.nodes), args, reasons)
     console.print(table)
-    for reason in dict.fromkeys(reason for binding in made.processes for reason in binding.reasons):
+    for reason in dict.fromkeys(reason for _, binding in rows for reason in binding.reasons):
         console.print(f"{reason.code}: {reason.message}")
     for said in made.warnings:
         console.print(f"warning: {said.message} ({said.code})")
@@ -101,7 +108,9 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
         console.print(f"COMMAND: {shlex.join(command)}")
 
 
-def described_process(binding: Binding) -> str:
-    rank = "" if binding.kind == "EngineCore" else f" {binding.local_rank}"
-    shard = f" of shard {binding.dp_local_rank}" if binding.dp_local_rank else ""
-    return f"{binding.kind}{rank}{shard}"
+def gpu_text(made: Plan, binding: Binding) -> str:
+    """Return a process's gpu index, and that GPU's PCI address where it is known."""
+    if binding.gpu_index is None:
+        return ""
+    bdf = made.gpus[binding.gpu_index].bdf if binding.gpu_index < len(made.gpus) else None
+    return f"{binding.gpu_index} {bdf or ''}".rstrip()

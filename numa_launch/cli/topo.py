@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from numa_launch.cli.show import SCHEMA, dump, gpu_json, wide_console
+from numa_launch.cli.show import SCHEMA, dump, gpu_json, table_of, wide_console
 from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Machine
 from numa_launch.machine.pci import GPU_CLASSES
@@ -34,7 +34,7 @@ def topo(as_json: bool, root: str | None, vendor: str | None) -> None:
 
 
 def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
-    """Return the object of CONTRACT.md section 7: a GPU that is not visible has no index."""
+    """Return one object of schema 1; a GPU that is not visible has no index."""
     index_of = {position: index for index, position in enumerate(machine.visible)}
     return {
         "schema": SCHEMA,
@@ -65,9 +65,6 @@ def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
 
 
 def print_topo(machine: Machine, topology: Topology) -> None:
-    from rich import box
-    from rich.table import Table
-
     console = wide_console()
     console.print(
         f"{counted(len(machine.nodes), 'node')}, {counted(len(topology.packages), 'package')}, "
@@ -75,24 +72,32 @@ def print_topo(machine: Machine, topology: Topology) -> None:
         f"{counted(len(machine.gpus), 'GPU')}"
     )
     index_of = {position: index for index, position in enumerate(machine.visible)}
-    nodes = Table("node", "CPUs", "usable CPUs", "memory", "GPUs", box=box.SIMPLE_HEAD, pad_edge=False)
+    nodes = table_of("node", "CPUs", "usable CPUs", "memory", "GPUs")
     for node in machine.nodes:
-        gpus = [str(index_of.get(i, "hidden")) for i, gpu in enumerate(machine.gpus) if gpu.node == node.id]
+        here = [index_of.get(i) for i, gpu in enumerate(machine.gpus) if gpu.node == node.id]
+        hidden = f" ({here.count(None)} hidden)" if None in here else ""
         memory = "unknown" if node.memory_kb is None else f"{node.memory_kb / 2**20:.1f} GiB"
         usable = format_ids(machine.usable_cpus_of(node.id))
-        nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, " ".join(gpus))
+        gpus = " ".join(str(index) for index in here if index is not None) + hidden
+        nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, gpus.strip())
     console.print(nodes)
-    if 1 < len(machine.nodes) <= MOST_DISTANCES and all(topology.distances.values()):
-        distances = Table("distance", *(str(node.id) for node in machine.nodes), box=box.SIMPLE_HEAD, pad_edge=False)
+    if len(machine.nodes) > MOST_DISTANCES:
+        console.print(f"\ndistances between {len(machine.nodes)} nodes: see --json")
+    elif len(machine.nodes) > 1 and all(topology.distances.values()):
+        distances = table_of("distance", *(str(node.id) for node in machine.nodes))
         for node_id, row in topology.distances.items():
             distances.add_row(str(node_id), *map(str, row.values()))
+        console.print()
         console.print(distances)
     if machine.gpus:
-        gpus_table = Table("GPU", "address", "vendor", "name", "node", "source", box=box.SIMPLE_HEAD, pad_edge=False)
+        names = ["name"] if any(gpu.name for gpu in machine.gpus) else []
+        gpus_table = table_of("GPU", "address", "vendor", *names, "node", "known from")
         for position, gpu in enumerate(machine.gpus):
             node_text = "unknown" if gpu.node is None else str(gpu.node)
             shown = str(index_of.get(position, "hidden"))
-            gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", gpu.name or "", node_text, gpu.source or "")
+            name = [gpu.name or ""] if names else []
+            gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", *name, node_text, gpu.source or "")
+        console.print()
         console.print(gpus_table)
     for said in machine.notes:
         console.print(f"warning: {said.message} ({said.code})")

@@ -28,40 +28,37 @@ def open_file(path: str) -> int | None:
 
 
 def read_text(path: str, most: int = MAX_BYTES) -> str | None:
-    """Return the file's text, or None where it is missing, unreadable, no text or longer than MAX_BYTES.
+    """Return the file's text, or None where it is missing, unreadable or longer than MAX_BYTES.
 
-    With a smaller `most`, reading stops after that many bytes and what was read is returned.
+    With a smaller `most`, reading stops after that many bytes and what was read is returned. What is no UTF-8 is
+    replaced.
     """
-    fd = open_file(path)
-    if fd is None:
-        return None
-    try:
-        read = bytearray()
-        while len(read) < most and (chunk := os.read(fd, min(65536, most - len(read)))):
-            read += chunk
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    if len(read) >= MAX_BYTES:
-        return None
-    return read.decode("utf-8", "replace")
+    read = read_bytes(path, most, piece=65536)
+    return None if read is None or len(read) >= MAX_BYTES else read.decode("utf-8", "replace")
 
 
 def read_first_line(path: str) -> str | None:
     """Return the first line, read in small pieces: the kernel makes numa_maps as it is read, a mapping at a time."""
+    read = read_bytes(path, most=8192, piece=64, until=b"\n")
+    return None if read is None else read.decode("utf-8", "replace").split("\n")[0]
+
+
+def read_bytes(path: str, most: int, piece: int, until: bytes | None = None) -> bytearray | None:
+    """Return at most `most` bytes, read `piece` by piece until the end or until one holds `until`."""
     fd = open_file(path)
     if fd is None:
         return None
     try:
         read = bytearray()
-        while len(read) < 8192 and b"\n" not in read and (chunk := os.read(fd, 64)):
+        while len(read) < most and (chunk := os.read(fd, min(piece, most - len(read)))):
             read += chunk
+            if until and until in chunk:
+                break
+        return read
     except OSError:
         return None
     finally:
         os.close(fd)
-    return read.decode("utf-8", "replace").split("\n")[0]
 
 
 def read_value(path: str, parse: Callable[[str], T]) -> T | None:
@@ -81,3 +78,8 @@ def list_names(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError:
         return []
+
+
+def top_of(root: str | os.PathLike[str]) -> str:
+    """Return what to put before an absolute path to find it below `root`: nothing for ``/`` itself."""
+    return os.path.normpath(os.fspath(root)).rstrip("/")

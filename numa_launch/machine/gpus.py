@@ -1,7 +1,7 @@
 """The host's GPUs, each with its node: what PCI sysfs and the vendor's library say, reconciled.
 
 Example: ``read_gpus("", nodes, vendor=None)[0].node`` is 3 on a DGX A100 in NPS4, with source ``pci-node``.
-A new source is one function here that yields (source, node) pairs.
+A new source is one more (source, node) pair in ``node_claims``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,8 @@ def read_gpus(root: str, nodes: tuple[Node, ...], vendor: str | None = None) -> 
     """Return the host's GPUs in PCI order.
 
     Where the vendor's library answered its GPUs are the list (a container sees only those given to it) and PCI only
-    adds nodes; otherwise PCI is the list. `vendor` overrides which vendor's GPUs count.
+    adds nodes; otherwise PCI is the list. `vendor` overrides which vendor's GPUs count; where the library that
+    answered is another vendor's, PCI is the list of those too.
     """
     index = NodeIndex(nodes)
     said = read_gpus_json(root)
@@ -52,7 +53,7 @@ def vendor_of(gpu: DriverGpu, pci: dict[str, PciGpu], otherwise: str) -> str:
 
 def reconcile(said: DriverGpu, pci: PciGpu | None, nodes: "NodeIndex", vendor: str) -> Gpu:
     """Return the GPU with the node of the first source that names one with CPUs, else one without, else unknown."""
-    claims = [(source, node) for source, node in node_claims(said, pci, nodes) if node in nodes.ids]
+    claims = [(source, node) for source, node in node_claims(said, pci, nodes, vendor) if node in nodes.ids]
     best = [claim for claim in claims if claim[1] in nodes.with_cpus]
     # NVML's node without CPUs is the GPU's own memory on Grace: it says nothing of where the CPUs are.
     rest = [claim for claim in claims if claim[0] != "nvml-node"]
@@ -70,12 +71,14 @@ def reconcile(said: DriverGpu, pci: PciGpu | None, nodes: "NodeIndex", vendor: s
     )
 
 
-def node_claims(said: DriverGpu, pci: PciGpu | None, nodes: "NodeIndex") -> Iterator[tuple[str | None, int | None]]:
+def node_claims(
+    said: DriverGpu, pci: PciGpu | None, nodes: "NodeIndex", vendor: str
+) -> Iterator[tuple[str | None, int | None]]:
     """Yield what each source says, the most specific first; -1 and CPUs of several nodes say nothing."""
     yield "pci-node", pci.numa_node if pci else None
     yield "pci-cpus", nodes.only_node_of(pci.local_cpus if pci else None)
     yield "nvml-cpus", nodes.only_node_of(said.cpu_affinity)
-    yield "nvml-node", said.numa_node
+    yield "amd-node" if vendor == "amd" else "nvml-node", said.numa_node
 
 
 class NodeIndex:

@@ -26,12 +26,9 @@ def read_limits(root: str, online: frozenset[int], environ: Mapping[str, str]) -
     status = read_text(f"{root}/proc/self/status")
     affinity = read_affinity(root, status, online)
     policy = current_policy = read_policy(root)
-    cpuset, cpuset_mems = read_cpuset(root, "cpus"), read_cpuset(root, "mems")
-    memory_nodes = status_ids(status, "Mems_allowed")
-    if memory_nodes is None or cpuset_mems is None:
-        memory_nodes = cpuset_mems if memory_nodes is None else memory_nodes
-    else:
-        memory_nodes &= cpuset_mems
+    cpuset = read_cpuset(root, "cpus")
+    mems = [ids for ids in (status_ids(status, "Mems_allowed"), read_cpuset(root, "mems")) if ids is not None]
+    memory_nodes = frozenset.intersection(*mems) if mems else None
     handover = None if root else parse_handover(environ.get(VARIABLE))
     if handover and affinity == handover.cpus and policy == handover.policy:
         affinity, policy = handover.cpus_before, handover.policy_before

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from numa_launch.reasons import Note
+
 
 class Node(NamedTuple):
     """A NUMA node of the kernel.
@@ -24,8 +26,8 @@ class Node(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU of the host; what is not known is None.
 
-    `node` is what the source says, also a node without CPUs; `source` is ``pci-node``, ``pci-cpus``, ``nvml-cpus``
-    or ``nvml-node`` (CONTRACT.md section 5). `mig` are the UUIDs of its MIG slices.
+    `node` is what the source says, also a node without CPUs; `source` is ``pci-node``, ``pci-cpus``, ``nvml-cpus``,
+    ``nvml-node`` or ``amd-node``. `mig` are the UUIDs of its MIG slices.
     """
 
     bdf: str | None
@@ -54,13 +56,6 @@ class Limits(NamedTuple):
     policy: str | None = "default"
     isolated: frozenset[int] = frozenset()
     current_policy: str | None = "default"
-
-
-class Note(NamedTuple):
-    """Something about the machine that the user should know: a stable code and one sentence."""
-
-    code: str
-    message: str
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """GPUs as PCI sysfs shows them: which devices count, and what each says about its node.
 
-Example: ``pci_gpus(read_pci(""))`` on a DGX H100 gives eight devices of vendor ``nvidia``, in PCI order.
+Example: ``read_pci_gpus("")`` on a DGX H100 gives eight devices of vendor ``nvidia``, in PCI order.
 Source: kernel Documentation/ABI/testing/sysfs-bus-pci; classes from the PCI Code and ID Assignment Specification.
 """
 

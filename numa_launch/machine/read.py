@@ -1,7 +1,9 @@
 """Read a whole machine from a root directory: the live one from ``/``, a captured one from its copy.
 
 Example: ``read_machine("captured/dgx-a100").visible_gpus[0].node`` is 3.
-What it reads is CONTRACT.md section 8; a plan needs no file of a single CPU, so they are left to ``topology``.
+It reads sys/devices/system/{node,cpu}, sys/bus/pci/devices, proc/cpuinfo, proc/self/{status,cgroup,numa_maps},
+sys/fs/cgroup, proc/driver/nvidia/gpus and, in a capture, gpus.json: what the vendor's library said. A plan needs no
+file of a single CPU, so they are left to ``topology``.
 """
 
 import os
@@ -10,25 +12,27 @@ from collections.abc import Mapping
 
 from numa_launch.errors import MachineError, PlatformError
 from numa_launch.idsets import format_ids
+from numa_launch.machine.files import top_of
 from numa_launch.machine.gpus import read_gpus
 from numa_launch.machine.limits import current_affinity, read_limits
-from numa_launch.machine.model import Gpu, Machine, Node, Note
+from numa_launch.machine.model import Gpu, Machine, Node
 from numa_launch.machine.nodes import node_ids, read_distances, read_nodes, read_online_cpus
 from numa_launch.machine.priority import read_priority_cpus
 from numa_launch.machine.visible import visible_gpus
+from numa_launch.reasons import Note, note
 
 
 def read_machine(
     root: str | os.PathLike[str] = "/", *, vendor: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Machine:
-    """Return the machine below `root` (CONTRACT.md section 8 says which files), ``/`` being this one.
+    """Return the machine whose /sys and /proc files stand below `root`, ``/`` being this one.
 
     `vendor` (nvidia, amd, intel) overrides whose GPUs count; `environ` (default: this process's) holds the variables
     that choose the visible ones. Raises MachineError where there is no machine or its gpus.json is broken, and
     PlatformError for ``/`` on another system than Linux. Any other file that cannot be read narrows what is known.
     """
     environ = os.environ if environ is None else environ
-    top = os.path.normpath(os.fspath(root)).rstrip("/")
+    top = top_of(root)
     if not top:
         require_linux()
     elif not os.path.isdir(top):
@@ -80,8 +84,4 @@ def overlap_note(nodes: tuple[Node, ...]) -> tuple[Note, ...]:
         seen |= node.cpus
     if not twice:
         return ()
-    message = (
-        f"several nodes list the same CPUs ({format_ids(twice)}), a firmware error that makes their binding "
-        "meaningless: update the firmware, or pass --no-bind"
-    )
-    return (Note("overlapping-nodes", message),)
+    return (note("overlapping-nodes", cpus=format_ids(twice)),)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from numa_launch.machine.files import list_names, read_value
+from numa_launch.machine.files import list_names, read_value, top_of
 from numa_launch.machine.model import Machine
 from numa_launch.machine.nodes import CPU, read_cpus, read_distances
 
@@ -31,7 +31,7 @@ class Topology(NamedTuple):
 
 def read_topology(root: str | os.PathLike[str], machine: Machine) -> Topology:
     """Return the topology of a machine that read_machine read from the same root; what no file says is left out."""
-    top = os.path.normpath(os.fspath(root)).rstrip("/")
+    top = top_of(root)
     cpu_path = f"{top}{CPU}/cpu"
     return Topology(
         cores=partition(machine.online, lambda cpu: siblings(f"{cpu_path}{cpu}", CORE_FILES) or frozenset({cpu})),

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from numa_launch.idsets import shortened
-from numa_launch.machine.model import Gpu, Note
+from numa_launch.machine.model import Gpu
+from numa_launch.reasons import Note, note
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -106,13 +107,7 @@ def visible_intel(everything: tuple[int, ...], environ: Mapping[str, str]) -> Vi
     devices = {entry.strip().partition(".")[0] for entry in mask.split(",")}
     notes: tuple[Note, ...] = ()
     if environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "FLAT":
-        notes = (
-            Note(
-                "ze-flat-hierarchy",
-                "ZE_AFFINITY_MASK is read as whole devices, but ZE_FLAT_DEVICE_HIERARCHY=FLAT counts tiles: "
-                "set ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE, or pass --numa-nodes",
-            ),
-        )
+        notes = (note("ze-flat-hierarchy"),)
     return Visible(tuple(i for i in everything if str(i) in devices), "ZE_AFFINITY_MASK", notes)
 
 
@@ -123,13 +118,7 @@ def device_order_note(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[
         models = {gpu.device for gpu in gpus}
     if len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return ()
-    return (
-        Note(
-            "cuda-device-order",
-            "the GPUs are of different models, so CUDA may count them in another order than PCI's: "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
-        ),
-    )
+    return (note("cuda-device-order"),)
 
 
 def unmatched_note(name: str, text: str, gpus: Sequence[Gpu]) -> tuple[Note, ...]:
@@ -138,6 +127,5 @@ def unmatched_note(name: str, text: str, gpus: Sequence[Gpu]) -> tuple[Note, ...
         if position_of(entry, gpus) is None:
             if not entry.startswith(("GPU-", "MIG-")):
                 return ()
-            message = f"{name} names {shortened(entry)}, which is no known GPU here: use an index, or pass --numa-nodes"
-            return (Note("visible-device-unknown", message),)
+            return (note("visible-device-unknown", variable=name, entry=shortened(entry)),)
     return ()

@@ -9,8 +9,8 @@ import contextlib
 from numa_launch.idsets import format_ids
 from numa_launch.log import LOGGER
 from numa_launch.machine.limits import current_affinity, read_policy
-from numa_launch.machine.nodes import read_nodes, read_online_cpus
-from numa_launch.machine.read import require_linux
+from numa_launch.machine.nodes import read_nodes
+from numa_launch.machine.read import read_online, require_linux
 
 
 def current_affinity_state(label: str) -> str:
@@ -18,12 +18,11 @@ def current_affinity_state(label: str) -> str:
     policy, cpus = read_policy(""), current_affinity()
     if cpus is None:
         return f"{label}: policy {policy or 'unknown'}, CPUs unknown, nodes unknown"
-    online = read_online_cpus("")
+    online = read_online("")
     nodes = [node for node in read_nodes("", online) if not node.cpus.isdisjoint(cpus)]
     whole = frozenset[int]().union(*(node.cpus for node in nodes)) <= cpus
-    share = "whole" if whole else "in part"
-    named = format_ids(node.id for node in nodes)
-    return f"{label}: policy {policy or 'unknown'}, CPUs {format_ids(cpus)}, nodes {named or 'none'} ({share})"
+    named = f"{format_ids(node.id for node in nodes)} ({'whole' if whole else 'in part'})" if nodes else "none"
+    return f"{label}: policy {policy or 'unknown'}, CPUs {format_ids(cpus)}, nodes {named}"
 
 
 def log_current_affinity_state(label: str) -> None:

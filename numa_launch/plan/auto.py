@@ -5,9 +5,9 @@ Example: ``skip_reason(machine, LaunchConfig(), Circumstances()).code == "single
 
 from numa_launch.config import LaunchConfig
 from numa_launch.idsets import format_ids
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.plan.model import Circumstances
-from numa_launch.plan.reasons import note
+from numa_launch.reasons import Note, note
 
 
 def skip_reason(machine: Machine, config: LaunchConfig, circumstances: Circumstances) -> Note | None:
@@ -25,7 +25,7 @@ def skip_reason(machine: Machine, config: LaunchConfig, circumstances: Circumsta
 
 def config_reason(config: LaunchConfig, circumstances: Circumstances) -> Note | None:
     if circumstances.start_method != "spawn":
-        return note("start-method", method=circumstances.start_method)
+        return note("start-method", what="workers are", method=circumstances.start_method)
     if config.distributed_executor_backend not in ("mp", "uni"):
         value = config.distributed_executor_backend
         return note("executor", field="distributed_executor_backend", value=value)

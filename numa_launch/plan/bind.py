@@ -1,17 +1,17 @@
 """One process's binding: from nodes and CPU lists to what it may really use, each change recorded as a reason.
 
 Example: node 3 has CPUs 48-63 of which this process may use 50-63: ``--physcpubind=50-63`` and ``node-narrowed``.
-CONTRACT.md section 3 has the rules; numactl's behaviour behind them is in FACTS.md section 3.
+What numactl refuses was seen with 2.0.16 on kernels 6.1 and 6.18; see numactl(8).
 """
 
 from collections.abc import Sequence
 
 from numa_launch.config import LaunchConfig
 from numa_launch.idsets import format_ids
-from numa_launch.machine.model import Machine, Note
+from numa_launch.machine.model import Machine
 from numa_launch.plan.entries import Entry
 from numa_launch.plan.model import Binding, MemoryPolicy
-from numa_launch.plan.reasons import note
+from numa_launch.reasons import Note, note
 
 
 def bind(machine: Machine, config: LaunchConfig, target: Binding, entries: Sequence[Entry]) -> Binding:
@@ -54,10 +54,10 @@ def cpus_of_nodes(
     cpus = frozenset[int]().union(*(of_node(machine.usable_cpus_of(node), priority) for node in nodes))
     refused = cannot_name_nodes(machine, nodes)
     reasons = []
-    if cpus and cpus != wanted:
-        why = f"this process may use only {format_ids(cpus)} of {format_ids(wanted)}"
+    if lost := wanted - machine.usable_cpus:
+        why = f"this process may not use {format_ids(lost)} of them"
         reasons.append(note("node-narrowed", nodes=format_ids(nodes), why=why))
-    elif cpus and refused and not priority:
+    elif refused and not priority:
         reasons.append(note("node-narrowed", nodes=format_ids(nodes), why=refused))
     if not machine.has_node_directory:
         reasons.append(note("no-node-directory"))

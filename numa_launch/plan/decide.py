@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from numa_launch.config import LaunchConfig, Mode, named
 from numa_launch.errors import ConfigError, StrictError
-from numa_launch.machine.model import Machine, Note
+from numa_launch.idsets import format_ids
+from numa_launch.machine.model import Machine
 from numa_launch.plan.auto import skip_reason
 from numa_launch.plan.bind import bind
 from numa_launch.plan.entries import Entries, Entry, entries_of
 from numa_launch.plan.model import CAPTURED, Binding, Circumstances, Plan, Process
 from numa_launch.plan.ranks import gpu_index, local_processes, shard_indices, shard_of, spread_indices
-from numa_launch.plan.reasons import note
+from numa_launch.reasons import Note, note
 
 
 class _Target(NamedTuple):
@@ -95,44 +96,32 @@ def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
     else:
         indices = target.indices
         if indices[-1] >= entries.size:
-            first_past = max(indices[0], entries.size)
-            raise ConfigError(
-                f"{described(target)} needs entry {first_past}, but {entries.counted} (entry 0 is the first): "
-                "pass --numa-nodes (numa_bind_nodes) with one node for each, or lower the parallel sizes"
-            )
+            raise ConfigError(past_the_end(entries, target).message)
         chosen = entries.entries[indices[0] : indices[-1] + 1]
     if not chosen:
-        raise ConfigError(
-            "no GPU is visible here, so there is no node to bind to: pass --numa-nodes (numa_bind_nodes), "
-            "or --map rank to spread ranks over the nodes"
-        )
+        raise ConfigError(note("no-gpu", because="").message)
     absent = [entry.absent for entry in chosen if entry.absent is not None]
     if absent:
-        raise ConfigError(f"{named('assigned_physical_gpu_ids')} names {absent[0]}, but {entries.counted}")
+        raise ConfigError(f"{named('assigned_physical_gpu_ids')} names {absent[0]}, past the end: {entries.counted}")
     unknown = [i for i, entry in zip(indices, chosen, strict=True) if entry.nodes is None]
     if unknown:
-        raise ConfigError(
-            f"the node of GPU {unknown[0]} is unknown (neither the firmware nor the driver says): "
-            "pass --numa-nodes (numa_bind_nodes) with one node per GPU"
-        )
+        raise ConfigError(note("gpu-node-unknown", gpus=format_ids(unknown)).message)
     return chosen
 
 
-def described(target: _Target) -> str:
-    """Return the process in words."""
-    if target.unbound.kind == "EngineCore":
-        return f"the EngineCore of shard {target.unbound.dp_local_rank}"
-    return f"worker {target.unbound.local_rank} of shard {target.unbound.dp_local_rank}"
+def past_the_end(entries: Entries, target: _Target) -> Note:
+    """Return what is wrong with a process whose last index there is no entry for."""
+    first = max(target.indices[0], entries.size) if target.indices else 0
+    return note("gpu-index-out-of-range", process=target.unbound.name, index=first, counted=entries.counted)
 
 
 def entry_obstacle(entries: Entries, targets: Sequence[_Target]) -> Note | None:
     """Return why auto mode cannot take the nodes of all these processes from the entries."""
     for target in targets:
         if target.indices and target.indices[-1] >= entries.size:
-            index = max(target.indices[0], entries.size)
-            return note("gpu-index-out-of-range", process=described(target), index=index, counted=entries.counted)
+            return past_the_end(entries, target)
     for target in targets:
         for i, entry in enumerate(taken(entries, target), start=target.indices[0] if target.indices else 0):
-            if entry.without_cpus is not None:
-                return note("node-without-cpus", index=i, node=entry.without_cpus)
+            if entry.own_node is not None:
+                return note("node-without-cpus", index=i, node=entry.own_node)
     return None

@@ -10,21 +10,21 @@ from typing import NamedTuple
 from numa_launch.config import LaunchConfig, named
 from numa_launch.errors import ConfigError
 from numa_launch.idsets import format_ids, parse_ids
-from numa_launch.machine.model import Gpu, Machine, Note
-from numa_launch.plan.reasons import note
+from numa_launch.machine.model import Gpu, Machine
+from numa_launch.reasons import Note, note
 
 
 class Entry(NamedTuple):
     """What a gpu index stands for.
 
-    `nodes` are None where the GPU's node is unknown. `cpus` is the user's list. `without_cpus` is the GPU's own node
+    `nodes` are None where the GPU's node is unknown. `cpus` is the user's list. `own_node` is the GPU's own
     where that has no CPUs and `nodes` holds the nearest that has; `reasons` say so. `absent` is the number of an
     assigned GPU that is not there.
     """
 
     nodes: tuple[int, ...] | None
     cpus: frozenset[int] | None = None
-    without_cpus: int | None = None
+    own_node: int | None = None
     reasons: tuple[Note, ...] = ()
     absent: int | None = None
 
@@ -87,10 +87,12 @@ def gpu_entry(machine: Machine, index: int, gpu: Gpu) -> Entry:
         return Entry(None)
     if machine.node_of_id[gpu.node].cpus:
         return Entry((gpu.node,))
+    if not machine.nodes_with_cpus:
+        return Entry(None)
     nearest = nearest_node(machine, gpu.node)
     return Entry(
         (nearest,),
-        without_cpus=gpu.node,
+        own_node=gpu.node,
         reasons=(note("nearest-node", index=index, node=gpu.node, nearest=nearest),),
     )
 
@@ -104,7 +106,7 @@ def nearest_node(machine: Machine, node: int) -> int:
 def listed_entry(machine: Machine, cpus: frozenset[int], of_gpu: Entry | None) -> Entry:
     """Return the entry of a CPU list without a node list: its GPU's node, else the nodes of its own CPUs."""
     if of_gpu and of_gpu.nodes is not None:
-        return Entry(of_gpu.nodes, cpus, of_gpu.without_cpus, of_gpu.reasons)
+        return Entry(of_gpu.nodes, cpus, of_gpu.own_node, of_gpu.reasons)
     return Entry(machine.nodes_of(cpus), cpus)
 
 

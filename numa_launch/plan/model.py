@@ -7,7 +7,8 @@ memory_nodes=(3,))`` becomes ``numactl --cpunodebind=3 --membind=3``.
 from typing import Literal, NamedTuple
 
 from numa_launch.config import Mode
-from numa_launch.machine.model import Gpu, Note
+from numa_launch.machine.model import Gpu
+from numa_launch.reasons import Note
 
 Kind = Literal["EngineCore", "worker"]
 MemoryPolicy = Literal["membind", "preferred", "preferred-many", "interleave"]
@@ -49,6 +50,12 @@ class Binding(NamedTuple):
     @property
     def bound(self) -> bool:
         return bool(self.cpus)
+
+    @property
+    def name(self) -> str:
+        """The process in words: ``worker 3 of shard 1``, without a shard where it is the first."""
+        rank = "" if self.kind == "EngineCore" else f" {self.local_rank}"
+        return f"{self.kind}{rank}" + (f" of shard {self.dp_local_rank}" if self.dp_local_rank else "")
 
 
 class Plan(NamedTuple):

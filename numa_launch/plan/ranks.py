@@ -3,7 +3,7 @@
 Example: with ``tensor_parallel_size=2, data_parallel_size_local=2`` worker 1 of shard 1 has gpu index 3.
 """
 
-from numa_launch.config import LaunchConfig, error
+from numa_launch.config import LaunchConfig, config_error
 from numa_launch.errors import ConfigError
 from numa_launch.idsets import MAX_ID
 from numa_launch.plan.model import Process
@@ -17,7 +17,7 @@ def nnodes_within_dp(config: LaunchConfig) -> int:
     if config.data_parallel_external_lb:
         return max(1, config.nnodes // max(1, groups))
     if groups < 1 or config.nnodes % groups:
-        raise error(
+        raise config_error(
             "nnodes",
             config.nnodes,
             f"does not divide by the {groups} groups of shards that data_parallel_size={config.data_parallel_size} "

@@ -1,7 +1,6 @@
 """Fixtures of the tests that act: a fresh memory of probes, and fake numactl programs first on PATH."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import pytest
 
 from numa_launch.apply import detect, spawn
 from numa_launch.apply.probe import Prober
-
-needs_numactl = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
 
 FakeNumactl = Callable[[str], Path]
 

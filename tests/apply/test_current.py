@@ -11,10 +11,12 @@ import pytest
 
 from numa_launch import LaunchConfig, StrictError, bind_current_process
 from numa_launch.apply import current
+from tests.host import ALLOWED, BOUND_TO_B, CPU_B, needs_numactl, node_of
 from tests.lay import FOUR_GPUS, lay
 
-ALLOWED = sorted(os.sched_getaffinity(0))
-CPU = ALLOWED[-1]
+CPU = CPU_B
+NODE = node_of(CPU)
+pytestmark = needs_numactl  # it needs no numactl, but a kernel that lets it bind
 
 
 def in_child(body: str, **environ: str) -> Any:
@@ -37,7 +39,7 @@ def test_affinity_and_policy_of_the_calling_process() -> None:
 done = bind_current_process(config, 0)
 print(json.dumps([sorted(os.sched_getaffinity(0)), read_policy(""), done.binding.bound, done.not_reached]))
 """)
-    assert (cpus, policy, bound, missed) == ([CPU], "bind:0", True, [])
+    assert (cpus, policy, bound, missed) == ([CPU], BOUND_TO_B, True, [])
 
 
 def test_every_thread_there_is_and_those_that_come_later() -> None:
@@ -84,7 +86,7 @@ bind_current_process(LaunchConfig(numa_bind_cpus=["{other}"]), 0)
 print(json.dumps([sorted(os.sched_getaffinity(0)), handed]))
 """)
     assert again == [other]
-    assert handed.startswith(f"{CPU};bind:0;")
+    assert handed.startswith(f"{CPU};{BOUND_TO_B};")
     assert handed.endswith(";default")
 
 
@@ -128,6 +130,7 @@ def test_what_stays_unbound_changes_nothing() -> None:
 REFUSE_MEMPOLICY = """
 import ctypes
 from numa_launch.apply import current
+from tests.host import ALLOWED, BOUND_TO_B, CPU_B, needs_numactl, node_of
 from tests.lay import FOUR_GPUS, lay
 current.SET_MEMPOLICY = {}
 """
@@ -161,6 +164,15 @@ except StrictError as error:
     assert "memory policy" in message
 
 
+def test_an_affinity_that_cannot_be_read_is_no_error() -> None:
+    assert in_child("""
+def refused(pid): raise PermissionError
+os.sched_getaffinity, real = refused, os.sched_getaffinity
+bound = bind_current_process(config, 0).binding.bound
+print(json.dumps([bound, sorted(real(0))]))
+""") == [True, [CPU]]
+
+
 def test_cpus_that_cannot_be_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refused(pid: int, cpus: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -175,17 +187,12 @@ def test_cpus_that_cannot_be_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
 @pytest.mark.parametrize("policy", list(current.MODES))
 def test_every_policy_is_what_the_kernel_shows(policy: str) -> None:
-    shown = {
-        "preferred": "prefer:0",
-        "membind": "bind:0",
-        "interleave": "interleave:0",
-        "preferred-many": "prefer (many):0",
-    }
+    names = {"preferred": "prefer", "membind": "bind", "interleave": "interleave", "preferred-many": "prefer (many)"}
     assert in_child(f"""
 from numa_launch.apply.current import set_mempolicy
-problem = set_mempolicy({policy!r}, (0,))
+problem = set_mempolicy({policy!r}, ({NODE},))
 print(json.dumps([problem, read_policy("")]))
-""") == [None, shown[policy]]
+""") == [None, f"{names[policy]}:{NODE}"]
 
 
 def test_a_node_that_is_not_there_is_the_kernels_error() -> None:

@@ -15,7 +15,8 @@ from numa_launch.apply import probe
 from numa_launch.apply.numactl import candidates, numactl_args, policy_text
 from numa_launch.apply.probe import Found, Outcome, Prober, first_own_line, try_command
 from numa_launch.plan.model import Binding
-from tests.apply.conftest import RUN_IT, FakeNumactl, needs_numactl
+from tests.apply.conftest import RUN_IT, FakeNumactl
+from tests.host import needs_numactl
 
 BINDING = Binding(
     "worker",

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker, spawn
@@ -29,16 +30,14 @@ import pytest
 from numa_launch import ConfigError, LaunchConfig, StrictError, configure_subprocess, read_machine
 from numa_launch.apply import detect as detect_module
 from numa_launch.apply import spawn as spawn_module
-from numa_launch.apply.probe import Outcome
 from numa_launch.apply.swap import WRAPPER_VARIABLES, ours_now, spawner
 from numa_launch.machine.handover import VARIABLE
 from tests.apply import children
-from tests.apply.conftest import RUN_IT, FakeNumactl, needs_numactl
+from tests.apply.conftest import RUN_IT, FakeNumactl
+from tests.host import ALLOWED, BOUND_TO_A, BOUND_TO_B, CPU_A, CPU_B, needs_numactl
 from tests.lay import FOUR_GPUS, Description, lay
 
 CONTEXT = multiprocessing.get_context("spawn")
-ALLOWED = sorted(os.sched_getaffinity(0))
-CPU_A, CPU_B = ALLOWED[0], ALLOWED[-1]
 TWO = LaunchConfig(numa_bind_cpus=[str(CPU_A), str(CPU_B)], tensor_parallel_size=2)
 EPERM = "echo 'set_mempolicy: Operation not permitted' >&2; exit 1"
 
@@ -86,7 +85,7 @@ def test_two_workers_get_their_cpus() -> None:
         process.join()
         assert process.exitcode == 0
     assert [got[rank]["cpus"] for rank in range(2)] == [[CPU_A], [CPU_B]]
-    assert [got[rank]["policy"] for rank in range(2)] == ["bind:0", "bind:0"]
+    assert [got[rank]["policy"] for rank in range(2)] == [BOUND_TO_A, BOUND_TO_B]
     assert [got[rank]["pid"] for rank in range(2)] == [process.pid for process in processes]
 
 
@@ -110,20 +109,14 @@ if __name__ == "__main__":
     assert not executable.endswith(".sh")
 
 
-def run_program(program: str, *before: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+def run_program(program: str, *before: str) -> "subprocess.CompletedProcess[str]":
     """Run a program of its own, as a spawned child must find its main module in a file."""
-    path = Path(os.environ.get("PYTEST_TMP", "/tmp")) / f"program-{os.getpid()}-{threading.get_ident()}.py"
-    path.write_text(program)
-    try:
-        return subprocess.run(
-            [*before, sys.executable, str(path)],
-            env={**os.environ, **environ, "PYTHONPATH": os.getcwd()},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    finally:
-        path.unlink()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "program.py"
+        path.write_text(program)
+        environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+        command = [*before, sys.executable, str(path)]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -169,7 +162,6 @@ if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     context = multiprocessing.get_context("{method}")
     queue = context.SimpleQueue()
-    strict = "strict" in sys.argv
     for strict in (False, True):
         try:
             with configure_subprocess(LaunchConfig(numa_bind_cpus=["{CPU_A}"], strict=strict), 0):
@@ -331,24 +323,30 @@ def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException) -> 
 
 
 def test_ld_preload_that_breaks_the_shell_is_found_before_the_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
 ) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
     fake_numactl(RUN_IT)
-    monkeypatch.setattr(spawn_module._prober, "outcome", lambda *_: Outcome("symbol lookup error"))
+    shell = tmp_path / "sh"
+    shell.write_text("#!/bin/sh\necho 'sh: symbol lookup error' >&2; exit 127\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr(spawn_module, "SHELL", str(shell))
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
     with configure_subprocess(TWO, 0) as binding:
         assert not binding.bound
     assert "LD_PRELOAD=/nowhere/lib.so" in caplog.text
+    assert "symbol lookup error" in caplog.text
 
 
 def test_ld_preload_that_breaks_numactl_is_found_by_the_probe(
     fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "")
-    fake_numactl(f'if [ -n "${{PRELOADED-}}" ]; then echo "numactl: symbol lookup error" >&2; exit 127; fi; {RUN_IT}')
-    monkeypatch.setenv("PRELOADED", "1")
-    assert start_one(TWO)["cpus"] == ALLOWED
-    assert "symbol lookup error" in caplog.text
+    fake_numactl(f'if [ -n "${{LD_PRELOAD-}}" ]; then echo "numactl: symbol lookup error" >&2; exit 127; fi; {RUN_IT}')
+    with configure_subprocess(TWO, 0) as binding:
+        assert binding.bound
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
+    with configure_subprocess(TWO, 0) as binding:
+        assert not binding.bound
+    assert "numactl: symbol lookup error" in caplog.text
 
 
 @needs_numactl
@@ -696,6 +694,61 @@ def test_a_pickle_that_lands_in_a_strangers_process_is_detected_anew(host: "Host
         host.is_now(swapped)
         config._numa_launch_detected = detected._replace(origin=origin)  # type: ignore[attr-defined]
         assert true_in_a_fork(lambda: nodes_of(config, 1) == (1,))
+
+
+def test_the_same_pid_of_another_boot_is_a_stranger(host: "Host") -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig()
+    assert nodes_of(config, 0) == (0,)
+    detected: detect_module.Detected = config._numa_launch_detected  # type: ignore[attr-defined]
+    config._numa_launch_detected = detected._replace(origin=detected.origin._replace(boot="another"))  # type: ignore[attr-defined]
+    detect_module._latest = None
+    host.is_now({**FOUR_GPUS, "gpus": [{"node": 1}]})
+    assert nodes_of(config, 0) == (1,)
+
+
+def test_others_configs_are_not_kept_for_ever(host: "Host") -> None:
+    host.is_now(FOUR_GPUS)
+    for _ in range(200):
+        assert nodes_of(SimpleNamespace(parallel_config=Plain()), 3) == (1,)
+    assert len(detect_module._foreign) <= detect_module.MOST_FOREIGN
+
+
+def test_a_config_with_more_than_its_fields(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    config = dataclasses.replace(TWO)
+    config.note = {"unhashable": []}  # type: ignore[attr-defined]
+    with configure_subprocess(config, 0) as binding:
+        assert binding.bound
+
+
+def test_strict_with_a_child_that_was_closed(fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    with (
+        pytest.raises(StrictError, match="fork"),
+        configure_subprocess(dataclasses.replace(TWO, strict=True), 0),
+    ):
+        fork = multiprocessing.get_context("fork").Process(target=int)
+        fork.start()
+        fork.join()
+        fork.close()
+
+
+@pytest.mark.parametrize("value", ["0 ", " off", "No"])
+def test_every_way_to_say_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NUMA_LAUNCH_BIND", value)
+    with configure_subprocess(TWO, 0) as binding:
+        assert not binding.bound
+
+
+def test_a_kill_switch_that_cannot_be_read_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
+) -> None:
+    fake_numactl(RUN_IT)
+    monkeypatch.setenv("NUMA_LAUNCH_BIND", "2")
+    with configure_subprocess(TWO, 0) as binding:
+        assert binding.bound
+    assert "NUMA_LAUNCH_BIND='2' is neither 0 nor 1" in caplog.text
 
 
 def test_a_memory_policy_that_was_set_meanwhile_is_seen(host: "Host", monkeypatch: pytest.MonkeyPatch) -> None:

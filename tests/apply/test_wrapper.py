@@ -11,7 +11,8 @@ import pytest
 
 from numa_launch.apply.spawn import WRAPPER
 from numa_launch.apply.swap import WRAPPER_VARIABLES
-from tests.apply.conftest import RUN_IT, needs_numactl
+from tests.apply.conftest import RUN_IT
+from tests.host import needs_numactl
 
 SHELLS = [[path] for name in ("dash", "bash", "busybox") if (path := shutil.which(name))]
 SHELLS = [[*shell, "sh"] if shell[0].endswith("busybox") else shell for shell in SHELLS]

@@ -320,8 +320,10 @@ def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "mode auto: bound" in out
     for text in (
         "worker 3",
-        "--cpunodebind=1 --preferred=1",
-        "--physcpubind=1-7 --preferred=0",
+        "--cpunodebind=1 ",
+        "--preferred=1 ",
+        "--physcpubind=1-7 ",
+        "0000:40:00.0",
         "node-narrowed: the CPUs",
     ):
         assert text in out

@@ -40,6 +40,7 @@ def with_gpus(*gpus: dict[str, Any]) -> dict[str, Any]:
         ({"node": 2, "local_cpus": "8-9"}, 1, "pci-cpus"),
         ({"node": 2, "local_cpus": "", "nvml_cpus": "0"}, 0, "nvml-cpus"),
         ({"node": -1, "local_cpus": "99"}, None, None),
+        ({"vendor": "amd", "node": -1, "local_cpus": "", "nvml_node": 1}, 1, "amd-node"),
     ],
 )
 def test_the_first_source_that_names_a_node_with_cpus(

@@ -9,7 +9,7 @@ from numa_launch import LaunchConfig, plan
 from numa_launch.machine.model import Machine
 from numa_launch.plan import decide
 from numa_launch.plan.model import Circumstances, Process
-from numa_launch.plan.reasons import SKIP
+from numa_launch.reasons import SKIP
 from tests.lay import FOUR_GPUS, Description
 
 Read = Callable[..., Machine]
@@ -128,5 +128,16 @@ def test_one_asked_about_process_is_bound_only_where_all_would_be(read: Read) ->
 
 
 def test_every_skip_reason_names_a_remedy() -> None:
-    remedies = ("pass ", "install ", "call ", "nothing to do", "remove that", "start ", "lower ", "allow ", "{why}")
+    remedies = (
+        "pass ",
+        "lower ",
+        "install ",
+        "call ",
+        "nothing to do",
+        "remove that",
+        "start ",
+        "lower ",
+        "allow ",
+        "{why}",
+    )
     assert all(any(remedy in sentence for remedy in remedies) for sentence in SKIP.values())

@@ -1,6 +1,7 @@
 """From nodes and CPU lists to what a process may really use, each change with its reason."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from numa_launch import ConfigError, LaunchConfig, StrictError
 from numa_launch.apply.numactl import numactl_args
 from numa_launch.machine.model import Machine
+from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Circumstances, Process
-from tests.lay import FOUR_GPUS, TWO_NODES, Description
+from tests.lay import FOUR_GPUS, TWO_NODES, Description, lay
 
 Read = Callable[..., Machine]
 THREE_NODES = {"0": {"cpus": "0-3"}, "1": {"cpus": "4-7"}, "2": {"cpus": "8-11"}}
@@ -105,6 +107,36 @@ def test_priority_cores_where_a_node_has_usable_ones_else_its_usable_cpus(read: 
     assert args_and_codes(planned(machine, config, local_rank=1)) == (["--cpunodebind=1", "--membind=1"], [])
     engine = planned(machine, config, "EngineCore")
     assert numactl_args(engine) == ["--physcpubind=0-1,18-31", "--membind=0,1"]
+
+
+def test_what_is_said_of_priority_cores_that_are_lost_is_true(read: Read) -> None:
+    nodes = {"0": {"cpus": "0-15"}, "1": {"cpus": "16-31"}}
+    machine = read({"nodes": nodes, **PRIORITY, "allowed_cpus": "0-15,18-31"})
+    config = LaunchConfig(numa_bind_nodes=[0, 1], tensor_parallel_size=2)
+    engine = planned(machine, config, "EngineCore")
+    assert numactl_args(engine)[0] == "--physcpubind=0-1,18-31"
+    (narrowed,) = [reason for reason in engine.reasons if reason.code == "node-narrowed"]
+    assert "may not use 16-17 of them" in narrowed.message
+    assert [reason.code for reason in planned(machine, config).reasons] == ["priority-cores"]
+
+
+def test_an_engine_core_that_lost_its_nodes_but_not_its_lists(read: Read) -> None:
+    machine = read({**TWO_NODES, "cpuset": "8-15"})
+    config = LaunchConfig(numa_bind_nodes=[0], numa_bind_cpus=["8-9"])
+    args, codes = args_and_codes(planned(machine, config, "EngineCore"))
+    assert args[0] == "--physcpubind=8-9"
+    assert codes == ["node-narrowed", "covers-workers"]
+
+
+def test_nodes_whose_cpus_nobody_can_read(read: Read, tmp_path: Path) -> None:
+    root = lay(tmp_path / "spoilt", {**TWO_NODES, "gpus": [{"node": 0}]})
+    for node in (0, 1):
+        for name in ("cpulist", "cpumap"):
+            (root / f"sys/devices/system/node/node{node}/{name}").write_text("x")
+    machine = read_machine(root, environ={})
+    with pytest.raises(ConfigError, match="--numa-nodes"):
+        plan(machine, LaunchConfig(numa_bind=True))
+    assert plan(machine, LaunchConfig()).skip_reason
 
 
 def test_priority_cores_that_may_not_be_used(read: Read) -> None:

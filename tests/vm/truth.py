@@ -3,6 +3,7 @@
 Example: ``python tests/vm/truth.py`` prints ``{"cpus": "2-3", "threads": ["2-3"], "policy": "prefer:1", …}``.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -42,7 +43,10 @@ def state() -> dict[str, Any]:
     thread = threading.Thread(target=lambda: seen.append(allowed_cpus("/proc/thread-self")))
     thread.start()
     thread.join()
-    tasks = [allowed_cpus(f"/proc/self/task/{task}") for task in os.listdir("/proc/self/task")]
+    tasks = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # the thread that was joined may go while it is looked at
+            tasks.append(allowed_cpus(f"/proc/self/task/{task}"))
     return {
         "cpus": allowed_cpus("/proc/thread-self"),
         "threads": sorted({*tasks, *seen}),

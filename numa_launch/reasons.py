@@ -1,21 +1,30 @@
 """Every decision's code and its sentence, in one table: for the log, ``--json``, the README and errors alike.
 
-Example: ``note("single-node").message``. The first codes, in this order, are why auto mode stays unbound.
+Example: ``note("single-node").message``. A sentence says what is so, and after a colon what to do about it.
 """
 
-from numa_launch.machine.model import Note
+from typing import NamedTuple
+
+
+class Note(NamedTuple):
+    """Something that the user should know: a stable code and one sentence."""
+
+    code: str
+    message: str
+
 
 SKIP = {
     "disabled": "binding is switched off by {by}: remove that to bind",
-    "start-method": "workers start by {method}, which cannot be bound from outside: use the spawn start method, or "
-    "call numa_launch.bind_current_process in each worker",
+    "start-method": "{what} started by {method}, which cannot be bound from outside: use the spawn start method, or "
+    "call numa_launch.bind_current_process in it",
     "executor": "workers of {field}={value} are started elsewhere: call numa_launch.bind_current_process in each, "
     "or pass --bind (numa_bind=True)",
     "device-ids": "assigned_physical_gpu_ids may follow another numbering than the visible GPUs': pass --bind "
     "(numa_bind=True) where they count visible GPUs, or --numa-nodes (numa_bind_nodes)",
-    "numactl-missing": "numactl is not on PATH: install the package numactl (apt-get or dnf install numactl)",
-    "no-gpu": "no GPU is visible here{because}: pass --numa-nodes (numa_bind_nodes), or --map rank to spread ranks "
-    "over the nodes",
+    "numactl-missing": "numactl, which binding needs, is not on PATH: install the package numactl (apt-get install "
+    "numactl or dnf install numactl)",
+    "no-gpu": "no GPU is visible here{because}: pass --numa-nodes (numa_bind_nodes), or --map rank under a launcher "
+    "that sets the number of ranks",
     "single-node": "only one node has CPUs, so every CPU is as near as another: nothing to do (--numa-cpus binds to "
     "single CPUs all the same)",
     "affinity-constrained": "this process was given only CPUs {affinity} of {allowed} (by taskset, srun or mpirun), "
@@ -25,14 +34,14 @@ SKIP = {
     "readable, or pass --bind",
     "mempolicy-set": "memory policy {policy} was set before (by numactl or srun), which is respected: start it "
     "without that, or pass --bind",
-    "gpu-node-unknown": "the node of GPU {gpus} is unknown (neither the firmware nor the driver says): pass "
+    "gpu-node-unknown": "the node of GPU {gpus} is unknown, as neither the firmware nor the driver says: pass "
     "--numa-nodes (numa_bind_nodes) with one node per GPU",
-    "gpu-index-out-of-range": "{process} needs number {index} (the first is 0), but {counted}: lower --tp, --pp or "
-    "--dp-local, or show it more GPUs",
+    "gpu-index-out-of-range": "{process} needs entry {index} (the first is 0), but {counted}: lower --tp, --pp or "
+    "--dp-local, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) with an entry for each",
     "node-without-cpus": "GPU {index} is on node {node}, which has no CPUs: pass --bind to take the nearest node "
     "that has, or --numa-nodes",
     "cpus-not-allowed": "no CPU of {where} may be used by this process (allowed: {allowed}): allow it CPUs there "
-    "(taskset, cpuset, --cpuset-cpus), or pass other nodes in --numa-nodes",
+    "(taskset, cpuset, --cpuset-cpus), or name others in --numa-nodes or --numa-cpus",
     "probe-failed": "numactl cannot bind here, so no process is bound: {why}",
 }
 """Why auto mode stays unbound: the first that holds, in this order, is the plan's skip reason."""
@@ -51,11 +60,17 @@ REASONS = {
 """What a process's binding differs in from the plain rule."""
 
 WARNINGS = {
-    "start-method": "{process} was started by {method}, which configure_subprocess cannot bind: use a spawn context, "
-    "or call numa_launch.bind_current_process in it",
-    "nothing-started": "no multiprocessing child is left that was started inside configure_subprocess: start workers "
-    "inside the block (a ProcessPoolExecutor starts its own at the first submit), or call "
-    "numa_launch.bind_current_process in each",
+    "overlapping-nodes": "several nodes list the same CPUs ({cpus}), a firmware error that makes their binding "
+    "meaningless: update the firmware, or pass --no-bind",
+    "cuda-device-order": "the GPUs are of different models, so CUDA may count them in another order than PCI's: "
+    "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    "ze-flat-hierarchy": "ZE_AFFINITY_MASK is read as whole devices, but ZE_FLAT_DEVICE_HIERARCHY=FLAT counts tiles: "
+    "set ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE, or pass --numa-nodes",
+    "visible-device-unknown": "{variable} names {entry}, which is no known GPU here: use an index, or pass "
+    "--numa-nodes",
+    "nothing-started": "no multiprocessing child was started inside configure_subprocess: start workers inside the "
+    "block (a ProcessPoolExecutor starts its own at the first submit), or call numa_launch.bind_current_process in "
+    "each",
     "blocks-overlap": "blocks of two coroutines overlap, so what is started while both are open stays unbound: do not "
     "await inside configure_subprocess",
     "fork-server": "multiprocessing's fork server was started inside configure_subprocess, so it is bound, with all "
@@ -63,17 +78,15 @@ WARNINGS = {
     "binding-dropped": "{what}: {why}",
     "wrapper-not-executable": "{path} may not be executed, so workers start unbound: {fix}",
     "mpi-launcher": "binding explicitly inside an MPI or PMI task ({variable} is set): let the launcher bind instead "
-    "(numa-launch srun, mpirun --map-by numa --bind-to numa)",
+    "(mpirun --map-by numa --bind-to numa, srun --cpu-bind)",
+    "bind-unreadable": "NUMA_LAUNCH_BIND={value} is neither 0 nor 1 and is ignored: set it to 0 to switch binding off",
     "rank-unreadable": "{variable}={value} is no rank and is ignored: pass --rank",
 }
 """What else the user is warned of."""
 
+SENTENCES = {**SKIP, **REASONS, **WARNINGS}
+
 
 def note(code: str, **values: object) -> Note:
-    """Return the note of a code of SKIP or REASONS, its sentence filled in."""
-    return Note(code, (SKIP.get(code) or REASONS[code]).format(**values))
-
-
-def warning(code: str, **values: object) -> Note:
-    """Return the note of a code of WARNINGS, its sentence filled in."""
-    return Note(code, WARNINGS[code].format(**values))
+    """Return the note of a code, its sentence filled in."""
+    return Note(code, SENTENCES[code].format(**values))
