@@ -62,3 +62,11 @@ def read(tmp_path: Path) -> Callable[..., Machine]:
         return read_machine(lay(tmp_path / "root", description), environ=environ or {}, **options)
 
     return lay_and_read
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long each guest took, and each scenario in it."""
+    from tests.vm.conftest import TIMES
+
+    for name, seconds in TIMES.items():
+        terminalreporter.write_line(f"guest {name}: {seconds:.0f} s")

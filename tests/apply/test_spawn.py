@@ -474,6 +474,37 @@ print(left)
 
 
 @needs_numactl
+def test_a_hundred_starts_and_stops_leave_nothing() -> None:
+    """No child, descriptor, file or variable is left over."""
+    program = f"""
+import multiprocessing, os
+from multiprocessing import resource_tracker
+from numa_launch import LaunchConfig, configure_subprocess
+if __name__ == "__main__":
+    config = LaunchConfig(numa_bind_cpus=["{CPU_A}", "{CPU_B}"])
+    context = multiprocessing.get_context("spawn")
+    def left():
+        tracker = resource_tracker._resource_tracker._pid
+        children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
+        others = [child for child in children if int(child) != tracker]
+        return others, len(os.listdir("/proc/self/fd")), dict(os.environ), os.listdir(".")
+    def start_and_stop(rank):
+        with configure_subprocess(config, rank):
+            process = context.Process(target=os.getpid)
+            process.start()
+        process.join()
+        process.close()
+    start_and_stop(0)
+    before = left()
+    for i in range(100):
+        start_and_stop(i % 2)
+    print(left() == before)
+"""
+    done = run_program(program)
+    assert done.stdout == "True\n", done.stderr
+
+
+@needs_numactl
 def test_a_signal_reaches_the_worker_itself() -> None:
     with configure_subprocess(TWO, 0):
         process = CONTEXT.Process(target=signal.pause)

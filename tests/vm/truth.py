@@ -45,7 +45,9 @@ def state() -> dict[str, Any]:
     thread.join()
     tasks = []
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # the thread that was joined may go while it is looked at
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # the thread that was joined may go while it is looked at
             tasks.append(allowed_cpus(f"/proc/self/task/{task}"))
     return {
         "cpus": allowed_cpus("/proc/thread-self"),
