@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
+ARGUMENT_WIDTH = 40
+"""Arguments up to this long stay whole, for copying, where a terminal is too narrow for all columns."""
+
 
 def note_json(said: Note | None) -> dict[str, str] | None:
     return None if said is None else {"code": said.code, "message": said.message}
@@ -79,7 +82,7 @@ def table_of(*titles: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for title in titles:
         table.add_column(title, overflow="fold")
     return table
@@ -95,6 +98,8 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
     if launched:
         rows.append((f"COMMAND ({launched.name})", launched))
     table = table_of("process", "GPU", "node", "numactl arguments", "reasons")
+    longest = max((len(arg) for _, binding in rows for arg in numactl_args(binding)), default=0)
+    table.columns[3].min_width = min(longest, ARGUMENT_WIDTH, console.width // 3)
     for name, binding in rows:
         args = "\n".join(numactl_args(binding)) or "(unbound)"
         reasons = "\n".join(dict.fromkeys(reason.code for reason in binding.reasons))
