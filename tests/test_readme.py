@@ -34,7 +34,7 @@ def test_every_public_function(name: str) -> None:
     assert name in README
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"^scripts/\w+", README, re.MULTILINE))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"^scripts/[\w-]+", README, re.MULTILINE))))
 def test_the_two_commands_are_there(command: str) -> None:
     assert (ROOT / command).is_file()
 

@@ -5,7 +5,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,18 @@ def guests_run() -> None:
         pytest.skip(reason)
 
 
-def left_over() -> list[str]:
-    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("numa-vm-")]
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give numa-vm a temporary directory of its own, to see what it leaves there beside other guests."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setenv("TMPDIR", str(directory))
+    return directory
 
 
 @pytest.mark.guest
 @pytest.mark.usefixtures("guests_run")
-def test_status_output_environment_and_shares(tmp_path: Path) -> None:
+def test_status_output_environment_and_shares(tmp_path: Path, own_directory: Path) -> None:
     script = f"echo out $WORD; echo err >&2; echo kept >{tmp_path}/file; touch /etc/gone; numactl -H | head -1; exit 37"
     options = ["--env", "WORD=a b", "--share", str(tmp_path)]
     done = subprocess.run([*SMALL, *options, "--", script], capture_output=True, text=True, timeout=120)
@@ -39,7 +43,7 @@ def test_status_output_environment_and_shares(tmp_path: Path) -> None:
     assert "err" in done.stderr
     assert (tmp_path / "file").read_text() == "kept\n"
     assert not Path("/etc/gone").exists()
-    assert left_over() == []
+    assert os.listdir(own_directory) == []
 
 
 @pytest.mark.guest
@@ -51,24 +55,24 @@ def test_several_words_are_taken_as_they_are() -> None:
 
 @pytest.mark.guest
 @pytest.mark.usefixtures("guests_run")
-def test_the_time_limit() -> None:
+def test_the_time_limit(own_directory: Path) -> None:
     done = subprocess.run([*SMALL, "--timeout", "12", "--", "sleep 600"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 124
     assert "timed out after 12 s" in done.stderr
-    assert left_over() == []
+    assert os.listdir(own_directory) == []
 
 
 @pytest.mark.guest
 @pytest.mark.usefixtures("guests_run")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing_behind(number: int) -> None:
+def test_interrupted_it_leaves_nothing_behind(number: int, own_directory: Path) -> None:
     command = [*SMALL, "--", "echo started; sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout
         assert child.stdout.readline() == "started\n"
         child.send_signal(number)
         assert child.wait(30) == 128 + number
-    assert left_over() == []
+    assert os.listdir(own_directory) == []
     with pytest.raises(ProcessLookupError):
         os.killpg(child.pid, 0)
 
