@@ -22,7 +22,7 @@ from numa_launch.log import say_once
 from numa_launch.machine.limits import current_affinity
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Binding, Kind, MemoryPolicy, Process
+from numa_launch.plan.model import Binding, Circumstances, Kind, MemoryPolicy, Process
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Machine → number of the system call set_mempolicy."""
@@ -60,7 +60,7 @@ def bind_current_process(
     machine = with_own_gpus(detect(config, variables).machine, variables)
     takes_only_gpu = process_kind == "worker" and bool(machine.visible_by) and len(machine.visible) == 1
     process = Process(process_kind, local_rank, dp_local_rank, takes_only_gpu=takes_only_gpu)
-    made = plan(machine, launch, processes=[process])
+    made = plan(machine, launch, processes=[process], circumstances=Circumstances(binds_itself=True))
     report(made)
     binding = made.processes[0]
     if not binding.bound:

@@ -31,13 +31,17 @@ class Origin(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """A machine as process `origin` found it, with that affinity and policy and under these variables."""
+    """A machine as process `origin` found it, with that affinity and policy and under these variables.
+
+    An `inherited` one has the nodes and visible GPUs of an ancestor's.
+    """
 
     origin: Origin
     affinity: frozenset[int] | None
     policy: str | None
     variables: Mapping[str, str]
     machine: Machine
+    inherited: bool = False
 
 
 _latest: Detected | None = None
@@ -71,21 +75,17 @@ def detect(config: Any, variables: Mapping[str, str]) -> Detected:
     it may use is its own.
     """
     global _latest
-    affinity, policy = current_affinity(), read_policy("")
+    affinity, policy, origin = current_affinity(), read_policy(""), own_origin()
     holder = holder_of(config)
     kept = kept_on(holder)
-    for known in (kept, _latest):
-        if (
-            known
-            and known.origin == own_origin()
-            and (known.affinity, known.policy, known.variables) == (affinity, policy, variables)
-        ):
+    inherited = bool(kept and (kept.inherited if kept.origin == origin else is_ancestor(kept.origin)))
+    for known in (kept,) if inherited else (kept, _latest):
+        if known and (origin, affinity, policy, variables) == known[:4]:
             return keep(holder, known)
-    if kept and is_ancestor(kept.origin):
+    if kept and inherited:
         machine = replace(kept.machine, limits=read_limits("", kept.machine.online, variables))
-        return keep(holder, Detected(own_origin(), affinity, policy, variables, machine))
-    machine = read_machine(environ=variables)
-    _latest = Detected(own_origin(), affinity, policy, variables, machine)
+        return keep(holder, Detected(origin, affinity, policy, variables, machine, inherited))
+    _latest = Detected(origin, affinity, policy, variables, read_machine(environ=variables))
     return keep(holder, _latest)
 
 
@@ -111,10 +111,11 @@ def keep(holder: Any, detected: Detected) -> Detected:
     if isinstance(holder, LaunchConfig):
         setattr(holder, KEPT, detected)
     elif holder is not None:
+        if id(holder) not in _foreign:  # what a parent let it carry here; while a block of ours is open it stays
+            getattr(holder, "__dict__", {}).pop(KEPT, None)
         _foreign[id(holder)] = (holder, detected)
         if len(_foreign) > MOST_FOREIGN:
             del _foreign[next(iter(_foreign))]
-        getattr(holder, "__dict__", {}).pop(KEPT, None)
     return detected
 
 

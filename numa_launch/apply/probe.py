@@ -4,6 +4,7 @@ Example: in a default Docker container ``Prober().arguments(...)`` gives ``--phy
 memory policies are forbidden there. Each argument list is tried once in a process and remembered.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -144,7 +145,8 @@ def run_bounded(command: list[str]) -> tuple[int | None, str]:
             ended, status = wait_and_read(child.pid, reader, output)
         finally:
             if not ended:
-                os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         child.returncode = status if status is not None else 0  # it is reaped: subprocess need not look again
         return status, output.decode("utf-8", "replace")

@@ -147,7 +147,7 @@ def prepare(config: Any, process: Process, context: Any) -> Start:
     values = (os.fsdecode(spawner.python() or ""), numactl, " ".join(found.args))
     variables = {
         **dict(zip(WRAPPER_VARIABLES, values, strict=True)),
-        **odd_variables(),
+        **odd_variables(numactl),
         **handover_variable(detected.machine, left),
     }
     return Start(left, Swap(WRAPPER, variables), detected, launch.strict)
@@ -188,13 +188,20 @@ def own_variables() -> dict[str, str]:
 _SHELL_NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def odd_variables() -> dict[str, str]:
-    """Return the variables that hand those to the wrapper whose names are no identifiers, which ``sh`` would drop."""
+LONGEST_VARIABLE = 120_000
+"""The kernel takes no string of 128 KiB or more in an environment (MAX_ARG_STRLEN), ours before the name included."""
+
+
+def odd_variables(numactl: str) -> dict[str, str]:
+    """Return the variables that hand those to the wrapper whose names are no identifiers, which ``sh`` would drop.
+
+    None where the wrapper's ``env`` would take numactl's path for a variable too.
+    """
     odd = [os.fsdecode(name) for name in os.environb if not _SHELL_NAME.fullmatch(name)]
-    if not odd:
+    texts = [f"{name}={os.environ[name]}" for name in odd if len(os.environ[name]) < LONGEST_VARIABLE]
+    if not texts or "=" in numactl:
         return {}
-    handed = {f"{COUNT_VARIABLE}_{i}": f"{name}={os.environ[name]}" for i, name in enumerate(odd, 1)}
-    return {COUNT_VARIABLE: str(len(odd)), **handed}
+    return {COUNT_VARIABLE: str(len(texts)), **{f"{COUNT_VARIABLE}_{i}": text for i, text in enumerate(texts, 1)}}
 
 
 def start_method_of(context: Any) -> str:
@@ -241,15 +248,17 @@ def cannot_wrap(circumstances: Circumstances, process: Process, python: Executab
     ):
         if not is_executable(path):
             return note("wrapper-not-executable", path=path, fix=fix)
-    return preload_problem(os.environ.get("LD_PRELOAD"))
+    return shell_problem()
 
 
-def preload_problem(preload: str | None) -> Note | None:
-    """Return why the shell does not survive the LD_PRELOAD that is set for the worker, None where it does."""
-    problem = _prober.outcome([SHELL, "-c", '"$@"', "sh", "true"], None).problem if preload else None
+def shell_problem() -> Note | None:
+    """Return why the shell does not survive the environment that is set for the worker, None where it does."""
+    problem = _prober.outcome([SHELL, "-c", '"$@"', "sh", "true"], None).problem
     if not problem:
         return None
-    fix = f"LD_PRELOAD={preload} is set and ends it ({problem}): set it inside the worker instead"
+    preload = os.environ.get("LD_PRELOAD")
+    cause = f"LD_PRELOAD={preload}" if preload else "something in the environment"
+    fix = f"{cause} ends it ({problem}): set that inside the worker instead"
     return note("wrapper-not-executable", path=SHELL, fix=fix)
 
 

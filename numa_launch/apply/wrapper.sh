@@ -6,7 +6,7 @@
 #   NUMA_LAUNCH_WRAP_ARGS     its arguments, separated by blanks: options with lists of ids only
 #   NUMA_LAUNCH_WRAP_ENV      how many of NUMA_LAUNCH_WRAP_ENV_1, _2, … there are: each NAME=VALUE of the environment
 #                             whose name is none to a shell (BASH_FUNC_module%%), which the shell would drop
-# Its own variables have names that nobody exports, so no variable of the worker changes.
+# Its own variables have names that nobody exports, so no variable of the worker changes but PWD, which shells keep true.
 set -f
 _numa_launch_python=${NUMA_LAUNCH_WRAP_PYTHON-}
 _numa_launch_numactl=${NUMA_LAUNCH_WRAP_NUMACTL-}
@@ -45,7 +45,7 @@ else
     printf 'numa-launch: %s is gone, so this worker runs unbound: install numactl again\n' "$_numa_launch_numactl" >&2
     set -- "$_numa_launch_python" "$@"
 fi
-if [ "$_numa_launch_env" -gt 0 ]; then
+if [ "$_numa_launch_env" -gt 0 ] && command -v env >/dev/null; then
     while [ "$_numa_launch_env" -gt 0 ]; do
         eval "set -- \"\$NUMA_LAUNCH_WRAP_ENV_$_numa_launch_env\" \"\$@\"; unset NUMA_LAUNCH_WRAP_ENV_$_numa_launch_env"
         _numa_launch_env=$((_numa_launch_env - 1))

@@ -36,6 +36,7 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
     """Return what is asked for on this machine; raises ConfigError where the options contradict each other or it."""
     rank, warnings = (options.rank, ()) if options.rank is not None else local_rank(environ)
     switched_off = options.bind is False and options.bind_from_environment
+    spread = options.map_by == "rank" and not options.numa_nodes and not options.numa_cpus
     config = LaunchConfig(
         numa_bind=None if switched_off else options.bind,
         numa_bind_nodes=options.numa_nodes,
@@ -47,7 +48,7 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         prefill_context_parallel_size=options.pcp,
         data_parallel_size=options.dp,
         data_parallel_size_local=options.dp_local,
-        data_parallel_rank=options.dp_rank,
+        data_parallel_rank=0 if spread else options.dp_rank,  # ranks spread over a host are this host's alone
         data_parallel_rank_local=options.dp_local_rank,
         data_parallel_external_lb=options.external_lb,
         nnodes=options.nnodes,
@@ -55,7 +56,6 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         data_parallel_backend=options.dp_backend,  # type: ignore[arg-type]
         assigned_physical_gpu_ids=options.device_ids,
     )
-    spread = options.map_by == "rank" and not options.numa_nodes and not options.numa_cpus
     spread_ranks = ranks_to_spread(options, config, environ) if spread else None
     if options.tp is None:
         workers = spread_ranks or options.nproc or default_workers(config, machine)
@@ -81,7 +81,8 @@ def worker_count(config: LaunchConfig) -> int:
 
 def ranks_to_spread(options: Options, config: LaunchConfig, environ: Mapping[str, str]) -> int:
     """Return the number of ranks that ``--map rank`` spreads."""
-    planned = workers_per_shard(config) * config.data_parallel_size_local
+    one_shard = config.distributed_executor_backend == "external_launcher"
+    planned = workers_per_shard(config) * (1 if one_shard else config.data_parallel_size_local)
     known = options.nproc or (planned if options.tp else local_size(environ))
     if known and known > MAX_ID:
         raise ConfigError(f"--map rank cannot spread {known} ranks: at most {MAX_ID}")
@@ -126,8 +127,7 @@ def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
     Where a gpu index does not tell shards apart, a rank past the last worker would so get another worker's GPU:
     explicit mode raises ConfigError for it, and auto mode takes it as an index of its own.
     """
-    takes_only_gpu = bool(machine.visible_by) and len(machine.visible) == 1
-    first = local_shards(config)[0]
+    takes_only_gpu = only_gpu_left(machine)
     beyond, local = divmod(rank, workers_per_shard(config))
     one_shard = (
         config.distributed_executor_backend == "external_launcher" or config.data_parallel_rank_local is not None
@@ -139,8 +139,13 @@ def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
             "on this host: lower --rank, or raise --tp or --dp-local"
         )
     if one_shard or too_far:
-        return Process("worker", rank, first, takes_only_gpu=takes_only_gpu)
-    return Process("worker", local, first + beyond, takes_only_gpu=takes_only_gpu)
+        return Process("worker", rank, local_shards(config)[0], takes_only_gpu=takes_only_gpu)
+    return Process("worker", local, beyond, takes_only_gpu=takes_only_gpu)
+
+
+def only_gpu_left(machine: Machine) -> bool:
+    """Return whether a variable leaves exactly one GPU visible, as launchers do that hide the other ranks'."""
+    return bool(machine.visible_by) and len(machine.visible) == 1
 
 
 def shown(options: Options, config: LaunchConfig, machine: Machine, rank: int | None) -> list[Process]:
@@ -154,7 +159,8 @@ def launched(options: Options, config: LaunchConfig, machine: Machine, rank: int
         return None
     if options.kind == "EngineCore":
         if rank is not None:
-            return Process("EngineCore", dp_local_rank=of_rank(config, machine, rank).dp_local_rank)
+            shard = of_rank(config, machine, rank).dp_local_rank
+            return Process("EngineCore", dp_local_rank=shard, over_all=only_gpu_left(machine))
         shards = local_shards(config)
         return Process("EngineCore", dp_local_rank=shards[0], over_all=len(shards) > 1)
     if rank is not None:

@@ -26,10 +26,10 @@ def skip_reason(machine: Machine, config: LaunchConfig, circumstances: Circumsta
 def config_reason(config: LaunchConfig, circumstances: Circumstances) -> Note | None:
     if circumstances.start_method != "spawn":
         return note("start-method", what="workers are", method=circumstances.start_method)
-    if config.distributed_executor_backend not in ("mp", "uni"):
+    if config.distributed_executor_backend not in ("mp", "uni") and not circumstances.binds_itself:
         value = config.distributed_executor_backend
         return note("executor", field="distributed_executor_backend", value=value)
-    if config.data_parallel_backend != "mp":
+    if config.data_parallel_backend != "mp" and not circumstances.binds_itself:
         return note("executor", field="data_parallel_backend", value=config.data_parallel_backend)
     if config.assigned_physical_gpu_ids is not None:
         return note("device-ids")

@@ -76,13 +76,15 @@ class Circumstances(NamedTuple):
     """What only the live host decides; the defaults fit a captured machine.
 
     `start_method` other than spawn, `numactl_missing` and `switched_off` (by what) each keep auto mode unbound.
-    `spread_ranks` is ``--map rank``: the number of ranks to spread over the nodes, None: by GPU.
+    `spread_ranks` is ``--map rank``: the number of ranks to spread over the nodes, None: by GPU. `binds_itself`: a
+    worker asks for its own binding, so it does not matter who started it.
     """
 
     start_method: str = "spawn"
     numactl_missing: bool = False
     switched_off: str | None = None
     spread_ranks: int | None = None
+    binds_itself: bool = False
 
 
 CAPTURED = Circumstances()

@@ -63,8 +63,7 @@ def shard_indices(config: LaunchConfig, dp_local_rank: int | None) -> range | No
 def spread_indices(config: LaunchConfig, dp_local_rank: int | None) -> range:
     """Return which of the ranks that ``--map rank`` spreads are the shard's workers: it counts this host's alone."""
     workers = workers_per_shard(config)
-    first_shard = local_shards(config)[0] if config.data_parallel_size_local == 1 else 0
-    first = max(0, shard_of(config, dp_local_rank) - first_shard) * workers
+    first = shard_of(config, dp_local_rank) * workers
     return range(first, first + workers)
 
 

@@ -114,6 +114,20 @@ print(os.read(reader, 100).decode())
 """) == [1]
 
 
+@pytest.mark.parametrize("values", ["distributed_executor_backend='ray'", "data_parallel_backend='ray'", "nnodes=1"])
+def test_a_worker_of_any_launcher_binds_itself(tmp_path: Path, values: str) -> None:
+    root = lay(tmp_path, FOUR_GPUS)
+    assert in_child(f"""
+from numa_launch import read_machine
+from numa_launch.apply import current, detect
+detect.read_machine = lambda **_: read_machine({str(root)!r}, environ=os.environ)
+os.sched_setaffinity = lambda *_: None
+current.set_mempolicy = lambda *_: None
+os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+print(json.dumps(bind_current_process(LaunchConfig({values}), 5).binding.nodes))
+""") == [1]
+
+
 def test_it_needs_no_numactl() -> None:
     assert in_child(
         "print(json.dumps(bind_current_process(config, 0).binding.bound and sorted(os.sched_getaffinity(0))))",

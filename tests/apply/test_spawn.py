@@ -31,6 +31,7 @@ from numa_launch import ConfigError, LaunchConfig, StrictError, configure_subpro
 from numa_launch.apply import detect as detect_module
 from numa_launch.apply import spawn as spawn_module
 from numa_launch.apply.swap import WRAPPER_VARIABLES, ours_now, spawner
+from numa_launch.config import KEPT
 from numa_launch.machine.handover import VARIABLE
 from tests.apply import children
 from tests.apply.conftest import RUN_IT, FakeNumactl
@@ -310,7 +311,8 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), Stopped(), SystemExit(3)])
-def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException) -> None:
+def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException, fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
     strict = dataclasses.replace(TWO, strict=True)
     with pytest.raises(type(error)) as caught, configure_subprocess(strict, 0):
         fork = multiprocessing.get_context("fork").Process(target=os.getpid)
@@ -425,6 +427,37 @@ def test_the_environment_reaches_the_worker_as_it_is(monkeypatch: pytest.MonkeyP
         **odd,
         **usual,
     }
+
+
+def test_a_path_of_numactl_that_env_would_take_for_a_variable(
+    monkeypatch: pytest.MonkeyPatch, fake_numactl: FakeNumactl, tmp_path: Path
+) -> None:
+    numactl = fake_numactl(RUN_IT)
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    numactl.rename(odd / "numactl")
+    monkeypatch.setenv("PATH", f"{odd}:{os.environ['PATH']}")
+    monkeypatch.setenv("x-y", "1")
+    start_one(TWO)
+    assert len(Path(f"{numactl}.log").read_text().splitlines()) == 2, "once probed, once run"
+
+
+def test_an_environment_that_the_shell_does_not_survive(
+    monkeypatch: pytest.MonkeyPatch, fake_numactl: FakeNumactl, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    fake_numactl(RUN_IT)
+    shell = tmp_path / "sh"
+    shell.write_text("#!/bin/sh\necho 'sh: Illegal number: abc' >&2; exit 2\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr(spawn_module, "SHELL", str(shell))
+    assert start_one(TWO)["cpus"] == ALLOWED
+    assert "something in the environment ends it (sh: Illegal number: abc)" in caplog.text
+
+
+def test_a_variable_too_long_to_be_handed_over(monkeypatch: pytest.MonkeyPatch, fake_numactl: FakeNumactl) -> None:
+    fake_numactl(RUN_IT)
+    monkeypatch.setenv("x-y", "a" * 131_030)
+    assert start_one(TWO)["cpus"]
 
 
 @needs_numactl
@@ -542,7 +575,7 @@ def test_each_argument_list_is_probed_once(fake_numactl: FakeNumactl) -> None:
     for rank in (0, 1, 0, 1):
         with configure_subprocess(TWO, rank):
             pass
-    assert len(Path(f"{numactl}.log").read_text().splitlines()) == 2
+    assert len(Path(f"{numactl}.log").read_text().splitlines()) == len({CPU_A, CPU_B})
 
 
 def test_memory_binding_that_is_forbidden_is_dropped(
@@ -709,6 +742,45 @@ def test_a_child_reuses_what_its_parent_found(
         return [nodes_of(received, rank) for rank in (2, 0)] == [(1,), (0,)] and host.reads == 1
 
     assert true_in_a_fork(in_child)
+
+
+def test_what_a_child_inherited_outlives_other_calls_and_variables(
+    host: "Host", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig(tensor_parallel_size=4)
+    assert nodes_of(config, 3) == (1,)
+    limits = read_machine(host.root, environ={}).limits
+    monkeypatch.setattr(detect_module, "read_limits", lambda *_: limits)
+    pickled = pickle.dumps(config)
+
+    def in_child() -> bool:
+        received = pickle.loads(pickled)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+        of_another = nodes_of(LaunchConfig(), 0)
+        first = nodes_of(received, 3)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+        return (of_another, first, nodes_of(received, 0)) == ((1,), (1,), (0,))
+
+    assert true_in_a_fork(in_child)
+
+
+def test_a_block_inside_a_block_of_the_same_foreign_config(host: "Host") -> None:
+    host.is_now(FOUR_GPUS)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=4))
+    with configure_subprocess(config, 0):
+        with configure_subprocess(config, 1):
+            assert KEPT in vars(config.parallel_config)
+        assert KEPT in vars(config.parallel_config)
+    assert KEPT not in vars(config.parallel_config)
+
+
+def test_a_config_that_changes_gets_another_plan(host: "Host") -> None:
+    host.is_now(FOUR_GPUS)
+    config = LaunchConfig(numa_bind_nodes=[0])
+    assert nodes_of(config, 0) == (0,)
+    config.numa_bind_nodes = [1]
+    assert nodes_of(config, 0) == (1,)
 
 
 def test_a_pickle_that_lands_in_a_strangers_process_is_detected_anew(host: "Host") -> None:

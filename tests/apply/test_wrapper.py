@@ -12,7 +12,7 @@ import pytest
 from numa_launch.apply.spawn import WRAPPER
 from numa_launch.apply.swap import WRAPPER_VARIABLES
 from tests.apply.conftest import RUN_IT
-from tests.host import needs_numactl
+from tests.host import CPU_B, needs_numactl, node_of
 
 SHELLS = [[path] for name in ("dash", "bash", "busybox") if (path := shutil.which(name))]
 SHELLS = [[*shell, "sh"] if shell[0].endswith("busybox") else shell for shell in SHELLS]
@@ -63,7 +63,9 @@ def test_what_is_missing_or_malformed_is_refused(
 def test_it_becomes_python_with_every_argument_and_without_its_variables(shell: list[str]) -> None:
     numactl = shutil.which("numactl")
     odd = ["a b", "", "*", "--", "$HOME", "'\"", "line\nbreak"]
-    done = run(shell, sys.executable, numactl, "--all --physcpubind=0 --preferred=0", "-c", SHOW, *odd)
+    done = run(
+        shell, sys.executable, numactl, f"--all --physcpubind={CPU_B} --preferred={node_of(CPU_B)}", "-c", SHOW, *odd
+    )
     argv, _, environ = json.loads(done.stdout)
     assert argv == odd
     assert not any(name.startswith("NUMA_LAUNCH") for name in environ)
@@ -72,7 +74,7 @@ def test_it_becomes_python_with_every_argument_and_without_its_variables(shell: 
 @needs_numactl
 def test_pid_and_exit_status_pass_through() -> None:
     environ = {**os.environ, WRAPPER_VARIABLES[0]: sys.executable, WRAPPER_VARIABLES[1]: str(shutil.which("numactl"))}
-    environ[WRAPPER_VARIABLES[2]] = "--physcpubind=0"
+    environ[WRAPPER_VARIABLES[2]] = f"--physcpubind={CPU_B}"
     program = "import os; print(os.getpid(), flush=True); os._exit(37)"
     child = subprocess.Popen([WRAPPER, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
     out, _ = child.communicate()

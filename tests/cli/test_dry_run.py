@@ -284,6 +284,7 @@ def test_a_rank_past_the_end_does_not_fail_the_start_in_auto_mode(
         (("--tp", "2", "--dp", "2", "--dp-local", "2"), [0, 0, 1, 1]),
         (("--tp", "2", "--dp", "2", "--dp-local", "2", "--dp-local-rank", "1"), [1, 1]),
         (("--tp", "2", "--dp", "2", "--dp-local", "2", "--executor", "ray"), [0, 0, 1, 1]),
+        (("--tp", "2", "--dp", "2", "--dp-local", "2", "--executor", "external_launcher"), [0, 0, 1, 1]),
     ],
 )
 def test_spread_ranks_count_this_hosts_shards(dry_run: DryRun, args: tuple[str, ...], nodes: list[int]) -> None:
@@ -297,10 +298,14 @@ def test_spread_ranks_do_not_look_at_the_visible_gpus(dry_run: DryRun) -> None:
     assert process["nodes"] == [1]
 
 
-def test_a_rank_and_a_whole_plan_agree_on_the_shard(dry_run: DryRun) -> None:
-    args = ("--bind", "--tp", "2", "--dp", "2", "--dp-rank", "1")
-    whole = dry_run(FOUR_GPUS, *args)["processes"]
-    assert dry_run(FOUR_GPUS, *args, "--rank", "0")["processes"] == [whole[1]]
+def test_a_rank_counts_this_hosts_shards_from_0_whatever_the_shard_in_all(dry_run: DryRun) -> None:
+    (process,) = dry_run(FOUR_GPUS, "--bind", "--tp", "2", "--dp", "4", "--dp-rank", "1", "--rank", "3")["processes"]
+    assert (process["local_rank"], process["dp_local_rank"], process["gpu_index"]) == (1, 1, 3)
+
+
+def test_an_engine_core_under_a_launcher_that_hides_the_other_gpus(dry_run: DryRun) -> None:
+    plan = dry_run(FOUR_GPUS, "--bind", "--kind", "EngineCore", CUDA_VISIBLE_DEVICES="3", LOCAL_RANK="1")
+    assert plan["launched"]["nodes"] == [1]
 
 
 def test_an_assigned_gpu_that_is_not_there_matters_only_where_it_is_used(dry_run: DryRun) -> None:

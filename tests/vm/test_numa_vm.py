@@ -87,12 +87,19 @@ def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "args",
-    [[], ["--", "true"], ["--node", "mem=1G", "--", "true"], ["--node", "cpus=0"], ["--node", "x", "--", "true"]],
-)
-def test_bad_input_is_a_usage_error(args: list[str]) -> None:
-    done = subprocess.run([str(NUMA_VM), *args], capture_output=True, text=True)
+@pytest.mark.guest
+@pytest.mark.usefixtures("guests_run")
+def test_a_share_that_is_no_directory() -> None:
+    done = subprocess.run([*SMALL, "--share", "/nowhere", "--", "true"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (125, "numa-vm: --share /nowhere: it is not a directory\n")
+
+
+BAD = ["", "-- true", "--node cpus=0,mem=512K -- true", "--node mem=1G -- true", "--node cpus=0", "--node x -- true"]
+
+
+@pytest.mark.parametrize("args", BAD)
+def test_bad_input_is_a_usage_error(args: str) -> None:
+    done = subprocess.run([str(NUMA_VM), *args.split()], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
