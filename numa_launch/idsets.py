@@ -55,6 +55,11 @@ def format_ids(ids: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
+def union(sets: Iterable[Iterable[int]]) -> frozenset[int]:
+    """Return all ids of these sets, none for no sets."""
+    return frozenset[int]().union(*sets)
+
+
 def shortened(text: str) -> str:
     """Return a user's value for a message: quoted, on one line, at most some 60 characters of it."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

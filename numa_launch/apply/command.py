@@ -1,6 +1,6 @@
 """Find programs on PATH, and become COMMAND.
 
-Example: ``become(["python", "worker.py"], environ, numactl_args=["--cpunodebind=1"])`` does not return.
+Example: ``become(check_command("python", environ), ["python", "worker.py"], environ)`` does not return.
 """
 
 import errno
@@ -56,13 +56,19 @@ def check_interpreter(name: str, path: str) -> None:
 
 
 def become(
-    command: Sequence[str], environ: Mapping[str, str], *, numactl: str = "", numactl_args: Sequence[str] = ()
+    path: str,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    numactl: str = "",
+    numactl_args: Sequence[str] = (),
 ) -> NoReturn:
     """Replace this process with COMMAND, under numactl where there are arguments; raises CommandError where it fails.
 
+    `path` is the file that check_command found for it.
+
     Python ignores SIGPIPE and SIGXFSZ, which COMMAND must not inherit.
     """
-    path = check_command(command[0], environ)
     for stream in (sys.stdout, sys.stderr):
         if stream:  # None where the descriptor was closed, as a daemon's may be
             stream.flush()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from numa_launch.apply.asked import check_process, what_switches_off
 from numa_launch.apply.detect import detect, variables_now, with_own_gpus
-from numa_launch.apply.outcome import handover_variable, report, switched_off, unbound
+from numa_launch.apply.outcome import handover_variable, report, skipped, switched_off, unbound
 from numa_launch.config import launch_config
 from numa_launch.errors import StrictError
 from numa_launch.log import say_once
@@ -58,13 +58,13 @@ def bind_current_process(
     launch = launch_config(config)
     variables = variables_now()
     machine = with_own_gpus(detect(config, variables).machine, variables)
-    takes_only_gpu = process_kind == "worker" and bool(machine.visible_by) and len(machine.visible) == 1
+    takes_only_gpu = process_kind == "worker" and machine.only_gpu_left
     process = Process(process_kind, local_rank, dp_local_rank, takes_only_gpu=takes_only_gpu)
     made = plan(machine, launch, processes=[process], circumstances=Circumstances(binds_itself=True))
     report(made)
     binding = made.processes[0]
     if not binding.bound:
-        return CurrentBinding(unbound(binding, made.skip_reason) if made.skip_reason else binding)
+        return CurrentBinding(skipped(made))
     before = current_affinity()
     try:
         os.sched_setaffinity(0, binding.cpus)

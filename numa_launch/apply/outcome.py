@@ -22,14 +22,18 @@ def numactl_needed() -> ConfigError:
 def switched_off(process: Process, by: str) -> Binding:
     """Return the binding of a process while binding is switched off, and say so."""
     reason = note("disabled", by=by)
-    say_once(logging.INFO, f"staying unbound (disabled): {reason.message}")
+    say_skipped(reason)
     return Binding(process.kind, process.local_rank, process.dp_local_rank or 0, reasons=(reason,))
+
+
+def say_skipped(reason: Note) -> None:
+    say_once(logging.INFO, f"staying unbound ({reason.code}): {reason.message}")
 
 
 def report(made: Plan) -> None:
     """Log, once each, why nothing is bound and what the user should know of the plan."""
     if made.skip_reason:
-        say_once(logging.INFO, f"staying unbound ({made.skip_reason.code}): {made.skip_reason.message}")
+        say_skipped(made.skip_reason)
     for warned in made.warnings:
         say_once(logging.WARNING, warned.message)
     for reason in (reason for binding in made.processes if binding.bound for reason in binding.reasons):
@@ -40,6 +44,12 @@ def unbound(binding: Binding, reason: Note | None) -> Binding:
     """Return the binding with nothing to set, and why."""
     reasons = (reason,) if reason else ()
     return Binding(binding.kind, binding.local_rank, binding.dp_local_rank, binding.gpu_index, reasons=reasons)
+
+
+def skipped(made: Plan) -> Binding:
+    """Return the one unbound binding of a plan, with the plan's skip reason where it has one."""
+    binding = made.processes[0]
+    return unbound(binding, made.skip_reason) if made.skip_reason else binding
 
 
 def applied(binding: Binding, found: Found) -> Binding:

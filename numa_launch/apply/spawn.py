@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from numa_launch.apply.asked import check_process, what_switches_off
 from numa_launch.apply.command import find_numactl, is_executable
 from numa_launch.apply.detect import Detected, carried, detect, variables_now
-from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, switched_off, unbound
+from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, skipped, switched_off, unbound
 from numa_launch.apply.probe import Prober
 from numa_launch.apply.swap import (
     COUNT_VARIABLE,
@@ -131,7 +131,7 @@ def prepare(config: Any, process: Process, context: Any) -> Start:
     made = _planner.plan(detected.machine, launch, process, circumstances)
     binding = made.processes[0]
     if not binding.bound:
-        return Start(unbound(binding, made.skip_reason) if made.skip_reason else binding, None, detected)
+        return Start(skipped(made), None, detected)
     obstacle = cannot_wrap(circumstances, process, spawner.python())
     if obstacle:
         if launch.strict:

@@ -127,7 +127,7 @@ def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
     Where a gpu index does not tell shards apart, a rank past the last worker would so get another worker's GPU:
     explicit mode raises ConfigError for it, and auto mode takes it as an index of its own.
     """
-    takes_only_gpu = only_gpu_left(machine)
+    takes_only_gpu = machine.only_gpu_left
     beyond, local = divmod(rank, workers_per_shard(config))
     one_shard = (
         config.distributed_executor_backend == "external_launcher" or config.data_parallel_rank_local is not None
@@ -143,11 +143,6 @@ def of_rank(config: LaunchConfig, machine: Machine, rank: int) -> Process:
     return Process("worker", local, beyond, takes_only_gpu=takes_only_gpu)
 
 
-def only_gpu_left(machine: Machine) -> bool:
-    """Return whether a variable leaves exactly one GPU visible, as launchers do that hide the other ranks'."""
-    return bool(machine.visible_by) and len(machine.visible) == 1
-
-
 def shown(options: Options, config: LaunchConfig, machine: Machine, rank: int | None) -> list[Process]:
     if rank is not None and options.kind != "EngineCore":
         return [of_rank(config, machine, rank)]
@@ -160,7 +155,7 @@ def launched(options: Options, config: LaunchConfig, machine: Machine, rank: int
     if options.kind == "EngineCore":
         if rank is not None:
             shard = of_rank(config, machine, rank).dp_local_rank
-            return Process("EngineCore", dp_local_rank=shard, over_all=only_gpu_left(machine))
+            return Process("EngineCore", dp_local_rank=shard, over_all=machine.only_gpu_left)
         shards = local_shards(config)
         return Process("EngineCore", dp_local_rank=shards[0], over_all=len(shards) > 1)
     if rank is not None:

@@ -127,15 +127,16 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
         return
     if asked.launched is None:
         raise ConfigError("--kind worker needs a rank: pass --rank, or start it under torchrun, srun or mpirun")
-    check_command(to_run[0], environ)
+    path = check_command(to_run[0], environ)
     made = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances)
     report(made._replace(warnings=made.warnings + asked.warnings))
     args, bound = resolve(made, asked, numactl)
     if not bound.bound:
-        become(to_run, environ)
+        become(path, to_run, environ)
     no_rank = " over all visible GPUs, as there is no rank" if asked.launched.over_all else ""
     logging.getLogger(LOGGER).info("%s: numactl %s", described(bound, no_rank), shlex.join(args))
-    become(to_run, {**environ, **handover_variable(machine, bound)}, numactl=numactl or "", numactl_args=args)
+    handed = {**environ, **handover_variable(machine, bound)}
+    become(path, to_run, handed, numactl=numactl or "", numactl_args=args)
 
 
 def check_run(options: Options, command: list[str] | None) -> list[str]:

@@ -89,6 +89,11 @@ class Machine:
         return tuple(self.gpus[i] for i in self.visible)
 
     @cached_property
+    def only_gpu_left(self) -> bool:
+        """Whether a variable leaves exactly one GPU visible, as launchers do that hide the other ranks'."""
+        return self.visible_by is not None and len(self.visible) == 1
+
+    @cached_property
     def node_of_id(self) -> dict[int, Node]:
         return {node.id: node for node in self.nodes}
 

@@ -6,7 +6,7 @@ Example: ``read_nodes("", read_online_cpus(""))`` on a two-node host gives nodes
 import re
 
 from numa_launch.errors import MachineError
-from numa_launch.idsets import parse_ids, parse_mask
+from numa_launch.idsets import parse_ids, parse_mask, union
 from numa_launch.machine.files import list_names, read_text, read_value
 from numa_launch.machine.model import Node
 
@@ -34,7 +34,7 @@ def read_online_cpus(root: str) -> frozenset[int]:
     in_nodes = [read_cpus(f"{root}{NODE}/node{i}", "cpulist", "cpumap") for i in node_ids(root)]
     if not any(in_nodes):
         raise MachineError(f"{root or '/'} is no machine: it has no CPUs in sys/devices/system")
-    return frozenset[int]().union(*(cpus for cpus in in_nodes if cpus))
+    return union(cpus for cpus in in_nodes if cpus)
 
 
 def node_ids(root: str) -> list[int]:

@@ -6,7 +6,7 @@ Example: ``log_current_affinity_state("worker 3")`` logs
 
 import contextlib
 
-from numa_launch.idsets import format_ids
+from numa_launch.idsets import format_ids, union
 from numa_launch.log import LOGGER
 from numa_launch.machine.limits import current_affinity, read_policy
 from numa_launch.machine.nodes import read_nodes
@@ -20,7 +20,7 @@ def current_affinity_state(label: str) -> str:
         return f"{label}: policy {policy or 'unknown'}, CPUs unknown, nodes unknown"
     online = read_online("")
     nodes = [node for node in read_nodes("", online) if not node.cpus.isdisjoint(cpus)]
-    whole = frozenset[int]().union(*(node.cpus for node in nodes)) <= cpus
+    whole = union(node.cpus for node in nodes) <= cpus
     named = f"{format_ids(node.id for node in nodes)} ({'whole' if whole else 'in part'})" if nodes else "none"
     return f"{label}: policy {policy or 'unknown'}, CPUs {format_ids(cpus)}, nodes {named}"
 

@@ -7,7 +7,7 @@ What numactl refuses was seen with 2.0.16 on kernels 6.1 and 6.18; see numactl(8
 from collections.abc import Sequence
 
 from numa_launch.config import LaunchConfig
-from numa_launch.idsets import format_ids
+from numa_launch.idsets import format_ids, union
 from numa_launch.machine.model import Machine
 from numa_launch.plan.entries import Entry
 from numa_launch.plan.model import Binding, MemoryPolicy
@@ -23,7 +23,7 @@ def bind(machine: Machine, config: LaunchConfig, target: Binding, entries: Seque
         if cpus != entries[0].cpus:
             reasons.append(note("cpus-narrowed", asked=format_ids(entries[0].cpus), usable=format_ids(cpus) or "none"))
     else:
-        listed = frozenset[int]().union(*(entry.cpus or () for entry in entries)) & machine.usable_cpus
+        listed = union(entry.cpus or () for entry in entries) & machine.usable_cpus
         has_lists = config.numa_bind_cpus is not None
         cpus, by_node, cpu_reasons = cpus_of_nodes(machine, nodes, use_priority=not has_lists, also=listed)
         reasons += cpu_reasons
@@ -48,10 +48,10 @@ def cpus_of_nodes(
     Of each node they are its usable priority cores, or where it has none all its usable CPUs. `also` are CPUs outside
     the nodes to cover as well.
     """
-    whole = frozenset[int]().union(*(machine.node_of_id[node].cpus for node in nodes))
+    whole = union(machine.node_of_id[node].cpus for node in nodes)
     priority = machine.priority_cpus if use_priority and machine.priority_cpus & machine.usable_cpus & whole else None
-    wanted = frozenset[int]().union(*(of_node(machine.node_of_id[node].cpus, priority) for node in nodes))
-    cpus = frozenset[int]().union(*(of_node(machine.usable_cpus_of(node), priority) for node in nodes))
+    wanted = union(of_node(machine.node_of_id[node].cpus, priority) for node in nodes)
+    cpus = union(of_node(machine.usable_cpus_of(node), priority) for node in nodes)
     refused = cannot_name_nodes(machine, nodes)
     reasons = []
     if lost := wanted - machine.usable_cpus:
@@ -113,7 +113,7 @@ def memory_policy(config: LaunchConfig, count: int) -> MemoryPolicy | None:
 
 def not_allowed(machine: Machine, nodes: Sequence[int], entries: Sequence[Entry]) -> Note:
     """Return the reason for a process none of whose CPUs may be used."""
-    listed = frozenset[int]().union(*(entry.cpus or () for entry in entries))
+    listed = union(entry.cpus or () for entry in entries)
     where = f"node {format_ids(nodes)}" if nodes else "any node"
     if listed:
         where = f"the CPU list {format_ids(listed)}" + (f" (node {format_ids(nodes)})" if nodes else "")

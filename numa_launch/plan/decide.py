@@ -42,13 +42,15 @@ def plan(
     mode: Mode = "off" if circumstances.switched_off else config.mode
     targets = [target_of(machine, config, process, circumstances) for process in asked]
     unbound = tuple(target.unbound for target in targets)
-    if mode == "off":
-        by = circumstances.switched_off or "numa_bind=False (--no-bind)"
-        return Plan(mode, note("disabled", by=by), machine.visible_gpus, unbound, machine.notes)
 
+    def stays_unbound(reason: Note) -> Plan:
+        return Plan(mode, reason, machine.visible_gpus, unbound, machine.notes)
+
+    if mode == "off":
+        return stays_unbound(note("disabled", by=circumstances.switched_off or "numa_bind=False (--no-bind)"))
     skip = skip_reason(machine, config, circumstances) if mode == "auto" else None
     if skip:
-        return Plan(mode, skip, machine.visible_gpus, unbound, machine.notes)
+        return stays_unbound(skip)
 
     entries = entries_of(machine, config, circumstances.spread_ranks)
     relevant = targets
@@ -57,14 +59,14 @@ def plan(
         relevant = targets + [target_of(machine, config, process, circumstances) for process in others]
         skip = entry_obstacle(entries, relevant)
         if skip:
-            return Plan(mode, skip, machine.visible_gpus, unbound, machine.notes)
+            return stays_unbound(skip)
 
     bindings = {target: bind(machine, config, target.unbound, taken(entries, target)) for target in relevant}
     refused = tuple(dict.fromkeys(b.reasons[0] for b in bindings.values() if not b.bound))
     if refused and config.strict:
         raise StrictError(refused[0].message)
     if refused and mode == "auto":
-        return Plan(mode, refused[0], machine.visible_gpus, unbound, machine.notes)
+        return stays_unbound(refused[0])
     bound = tuple(bindings[target] for target in targets)
     return Plan(mode, None, machine.visible_gpus, bound, machine.notes + refused)
 
@@ -81,7 +83,7 @@ def target_of(machine: Machine, config: LaunchConfig, process: Process, circumst
         return _Target(unbound, range(index, index + 1))
     index = gpu_index(config, process.local_rank, process.dp_local_rank)
     lists = config.numa_bind_nodes or config.numa_bind_cpus or ()
-    takes_only = process.takes_only_gpu and len(machine.visible) == 1
+    takes_only = process.takes_only_gpu and machine.only_gpu_left
     unbound = unbound._replace(gpu_index=(0 if takes_only else index) if machine.visible else None)
     if takes_only and len(lists) < 2:
         index = 0

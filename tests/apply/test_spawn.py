@@ -324,14 +324,19 @@ def test_an_exception_inside_is_the_one_that_comes_out(error: BaseException, fak
     assert caught.value is error
 
 
+def use_failing_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """Let the wrapper's shell be one that ends with these words."""
+    shell = tmp_path / "sh"
+    shell.write_text(f"#!/bin/sh\necho '{words}' >&2; exit 2\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr(spawn_module, "SHELL", str(shell))
+
+
 def test_ld_preload_that_breaks_the_shell_is_found_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_numactl: FakeNumactl
 ) -> None:
     fake_numactl(RUN_IT)
-    shell = tmp_path / "sh"
-    shell.write_text("#!/bin/sh\necho 'sh: symbol lookup error' >&2; exit 127\n")
-    shell.chmod(0o755)
-    monkeypatch.setattr(spawn_module, "SHELL", str(shell))
+    use_failing_shell(tmp_path, monkeypatch, "sh: symbol lookup error")
     monkeypatch.setenv("LD_PRELOAD", "/nowhere/lib.so")
     with configure_subprocess(TWO, 0) as binding:
         assert not binding.bound
@@ -446,10 +451,7 @@ def test_an_environment_that_the_shell_does_not_survive(
     monkeypatch: pytest.MonkeyPatch, fake_numactl: FakeNumactl, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     fake_numactl(RUN_IT)
-    shell = tmp_path / "sh"
-    shell.write_text("#!/bin/sh\necho 'sh: Illegal number: abc' >&2; exit 2\n")
-    shell.chmod(0o755)
-    monkeypatch.setattr(spawn_module, "SHELL", str(shell))
+    use_failing_shell(tmp_path, monkeypatch, "sh: Illegal number: abc")
     assert start_one(TWO)["cpus"] == ALLOWED
     assert "something in the environment ends it (sh: Illegal number: abc)" in caplog.text
 

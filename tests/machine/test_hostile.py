@@ -26,7 +26,6 @@ RICH: Description = {
     "cpu_model": "Xeon 6776P",
     "highest_perf": 46,
 }
-NEEDED = {"/sys/devices/system/cpu/online"}
 SAMPLE = [
     "proc/cpuinfo",
     "proc/self/cgroup",

@@ -1,19 +1,17 @@
 """scripts/numa-vm by itself: status, output, time limit, what it leaves behind, and what it says is missing."""
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.vm.conftest import NUMA_VM, missing
+from tests.vm.conftest import NUMA_VM_MODULE as MODULE
 
 SMALL = [str(NUMA_VM), "--node", "cpus=0,mem=256M", "--node", "cpus=1,mem=256M"]
-MODULE: dict[str, Any] = runpy.run_path(str(NUMA_VM))
 
 
 @pytest.fixture
