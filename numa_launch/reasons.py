@@ -34,7 +34,7 @@ SKIP = {
     "readable, or pass --bind",
     "mempolicy-set": "memory policy {policy} was set before (by numactl or srun), which is respected: start it "
     "without that, or pass --bind",
-    "gpu-node-unknown": "the node of GPU {gpus} is unknown, as neither the firmware nor the driver says: pass "
+    "gpu-node-unknown": "the node of GPU {gpus} is unknown, as no source that could be asked says{because}: pass "
     "--numa-nodes (numa_bind_nodes) with one node per GPU",
     "gpu-index-out-of-range": "{process} needs entry {index} (the first is 0), but {counted}: lower --tp, --pp or "
     "--dp-local, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) with an entry for each",
@@ -66,6 +66,9 @@ WARNINGS = {
     "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
     "ze-flat-hierarchy": "ZE_AFFINITY_MASK is read as whole devices, but ZE_FLAT_DEVICE_HIERARCHY=FLAT counts tiles: "
     "set ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE, or pass --numa-nodes",
+    "driver-silent": "what {library} knows of {gpus} is unknown, because {problem}",
+    "gpu-node-disagreement": "of GPU {gpus}, {said}: node {node} is taken, as {why}; if that is wrong, pass "
+    "--numa-nodes (numa_bind_nodes)",
     "visible-device-unknown": "{variable} names {entry}, which is no known GPU here: use an index, or pass "
     "--numa-nodes",
     "nothing-started": "no multiprocessing child was started inside configure_subprocess: start workers inside the "

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import click
 
 from numa_launch import LaunchConfig, configure_subprocess, plan, read_machine
 from numa_launch.cli.show import wide_console
+from tests.live import build_preload, can_unshare, run_on
+from tests.stubs.build import build_nvml, describe, stub_environment
 
 PYTHON = sys.executable
 NUMA_LAUNCH = str(pathlib.Path(PYTHON).with_name("numa-launch"))
@@ -125,6 +128,22 @@ def plan_big(root: pathlib.Path, gpus: int) -> None:
     assert made.bound and len(made.processes) == gpus + 1
 
 
+def live_topo(root: pathlib.Path) -> Callable[[], object]:
+    """Return what runs topo on a host with eight GPUs whose driver is asked in a child, through the real binding."""
+    big_machine(root, nodes=2, cpus=64, gpus=8)
+    gpus = [{"bdf": f"{gpu:04x}:01:00.0", "uuid": f"GPU-{gpu}", "name": "H100", "cpus": "0-31"} for gpu in range(8)]
+    description = root / "description"
+    description.write_text(describe(gpus))
+    env = stub_environment(build_nvml(root / "nvml"), description)
+    preload = build_preload(root / "preload")
+
+    def run() -> None:
+        done = run_on(root, NUMA_LAUNCH, "topo", env=env, cpus="0-63", preload=preload)
+        assert done.returncode == 0 and "H100" in done.stdout, done.stderr
+
+    return run
+
+
 def rows(pairs: int) -> list[dict[str, object]]:
     """Return a row of every promise: what, measured, limit, unit, and whether it holds."""
     found: list[tuple[str, float, float, str]] = [
@@ -146,6 +165,12 @@ def rows(pairs: int) -> list[dict[str, object]]:
         ),
     ]
     with tempfile.TemporaryDirectory() as directory:
+        if can_unshare() and shutil.which("cc"):
+            topo = live_topo(pathlib.Path(directory) / "live")
+            ratio = ratio_of_pairs(topo, runs(PYTHON, "-c", "import click"), pairs)
+            found.append(("topo of 8 GPUs, their driver asked ÷ python -c 'import click'", ratio, 4, "ratio"))
+        else:
+            click.echo("topo of GPUs is left out: no mount namespaces, or no C compiler", err=True)
         half, whole, double = (pathlib.Path(directory) / name for name in ("half", "whole", "double"))
         for root, nodes in ((half, 64), (whole, 128), (double, 256)):
             big_machine(root, nodes, 32 * nodes, nodes // 2)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from numa_launch import log
+from numa_launch.machine import driver
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from tests.lay import Description, lay
+from tests.stubs.build import build_amdsmi, build_nvml
 
 LAUNCHERS = (
     "CUDA_",
@@ -52,6 +54,30 @@ def nothing_said_yet() -> Iterator[None]:
     log._said.clear()
     yield
     log._said.clear()
+
+
+@pytest.fixture(autouse=True)
+def nobody_asked_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test ask a driver of its own: a process asks once."""
+    monkeypatch.setattr(driver, "_answers", {})
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a stub libnvidia-ml.so.1."""
+    return build_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def old_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of one of an old driver."""
+    return build_nvml(tmp_path_factory.mktemp("old-nvml"), old=True)
+
+
+@pytest.fixture(scope="session")
+def amd_smi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a stub libamd_smi.so."""
+    return build_amdsmi(tmp_path_factory.mktemp("amdsmi"))
 
 
 @pytest.fixture

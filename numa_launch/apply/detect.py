@@ -16,7 +16,7 @@ from numa_launch.machine.handover import VARIABLE
 from numa_launch.machine.limits import current_affinity, read_limits, read_policy
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
-from numa_launch.machine.visible import VARIABLES, visible_gpus
+from numa_launch.machine.vendors import VARIABLES, visible_gpus
 
 NAMES = (*VARIABLES, VARIABLE)
 """Every variable that a detection depends on."""

@@ -4,15 +4,12 @@ Example: in a default Docker container ``Prober().arguments(...)`` gives ``--phy
 memory policies are forbidden there. Each argument list is tried once in a process and remembered.
 """
 
-import contextlib
 import logging
 import os
-import select
-import signal
-import time
 from typing import NamedTuple
 
 from numa_launch.apply.numactl import candidates, memory_args, numactl_args
+from numa_launch.bounded import HUNG, run_bounded
 from numa_launch.errors import StrictError
 from numa_launch.log import LOGGER, say_once
 from numa_launch.machine.limits import current_affinity
@@ -20,7 +17,6 @@ from numa_launch.plan.model import Binding
 from numa_launch.reasons import Note, note
 
 TIME_LIMIT_S = 10
-MAX_OUTPUT = 65536
 
 
 class Found(NamedTuple):
@@ -105,10 +101,10 @@ def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None)
 
 def try_command(command: list[str]) -> Outcome:
     """Run a command that ends in ``true``, at most TIME_LIMIT_S; an open pipe or a flood of output does not matter."""
-    status, output = run_bounded(command)
+    status, output = run_bounded(command, TIME_LIMIT_S)
     if status is None:
         # Somebody else reaps this process's children (SIGCHLD ignored, a thread in waitpid): ask for a proof instead.
-        status, output = run_bounded([*command[:-1], "echo", PROOF])
+        status, output = run_bounded([*command[:-1], "echo", PROOF], TIME_LIMIT_S)
         status = 0 if status in (None, 0) and PROOF in output.splitlines() else 1
     if status == HUNG:
         return Outcome(f"no answer in {TIME_LIMIT_S} s", hung=True)
@@ -118,78 +114,6 @@ def try_command(command: list[str]) -> Outcome:
 
 
 PROOF = "numa-launch: it runs"
-HUNG = -1000
-"""A status that no process has."""
-
-
-def run_bounded(command: list[str]) -> tuple[int | None, str]:
-    """Return exit status and the first MAX_OUTPUT bytes of output; HUNG after the time limit, None: status unknown."""
-    import subprocess
-
-    reader, writer = os.pipe()
-    try:
-        os.set_blocking(reader, False)
-        try:
-            # In a session of its own, so that what a hanging numactl started ends with it.
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True
-            )
-        except OSError as error:
-            return 126, f"{error.strerror or error}"
-        finally:
-            os.close(writer)
-        output = bytearray()
-        ended = False
-        status: int | None = HUNG
-        try:
-            ended, status = wait_and_read(child.pid, reader, output)
-        finally:
-            if not ended:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        child.returncode = status if status is not None else 0  # it is reaped: subprocess need not look again
-        return status, output.decode("utf-8", "replace")
-    finally:
-        os.close(reader)
-
-
-def wait_and_read(pid: int, reader: int, output: bytearray) -> tuple[bool, int | None]:
-    """Return whether the child ended in time, and its status (None: somebody else reaped it), reading all the while."""
-    gives_up_at = time.monotonic() + TIME_LIMIT_S
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    pause_ms = 1
-    while True:
-        ended, status = ended_status(pid)
-        drain(reader, output)
-        if ended:
-            return True, status
-        if time.monotonic() >= gives_up_at:
-            return False, HUNG
-        if any(event & select.POLLHUP for _, event in poll.poll(pause_ms)):
-            time.sleep(pause_ms / 1000)
-        pause_ms = min(2 * pause_ms, 50)
-
-
-def ended_status(pid: int) -> tuple[bool, int | None]:
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return True, None
-    return (True, os.waitstatus_to_exitcode(status)) if done else (False, None)
-
-
-def drain(reader: int, output: bytearray) -> None:
-    """Read what is there, keep the first MAX_OUTPUT bytes, and stop for now after sixteen times that."""
-    for _ in range(16):
-        try:
-            chunk = os.read(reader, MAX_OUTPUT)
-        except BlockingIOError:
-            return
-        if not chunk:
-            return
-        output += chunk[: MAX_OUTPUT - len(output)]
 
 
 def first_own_line(output: str) -> str | None:

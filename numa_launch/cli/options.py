@@ -10,7 +10,7 @@ import click
 
 from numa_launch.config import CHOICES
 from numa_launch.idsets import MAX_ID, shortened
-from numa_launch.machine.pci import GPU_CLASSES
+from numa_launch.machine.vendors import VENDORS
 from numa_launch.plan.model import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,6 +71,16 @@ def choice(field: str) -> click.Choice[str]:
     return click.Choice(CHOICES[field])
 
 
+def vendor_option(function: F) -> F:
+    """Add ``--vendor`` to a click command."""
+    return click.option(
+        "--vendor",
+        type=click.Choice(list(VENDORS)),
+        envvar="NUMA_LAUNCH_VENDOR",
+        help="Whose GPUs count.  [default: the first of these that the host has]",
+    )(function)
+
+
 OPTIONS: list[Callable[[F], F]] = [
     click.option("--dry-run", is_flag=True, help="Print each process's numactl arguments and why; run nothing."),
     click.option(
@@ -123,12 +133,7 @@ OPTIONS: list[Callable[[F], F]] = [
     click.option("--dp-backend", type=choice("data_parallel_backend"), default="mp", help="Who starts shards."),
     click.option("--external-lb", is_flag=True, help="Shards are started one by one behind a load balancer."),
     click.option("--device-ids", type=Ids(), metavar="2,3", help="The visible GPUs that are this command's."),
-    click.option(
-        "--vendor",
-        type=click.Choice(list(GPU_CLASSES)),
-        envvar="NUMA_LAUNCH_VENDOR",
-        help="Whose GPUs count.  [default: the first of these that the host has]",
-    ),
+    vendor_option,
     click.option("--rank", type=AT_LEAST_0, help="Local rank.  [default: from LOCAL_RANK, SLURM_LOCALID, …]"),
     click.option(
         "--kind",
@@ -136,7 +141,7 @@ OPTIONS: list[Callable[[F], F]] = [
         help="What COMMAND is.  [default: a worker where there is a rank, else an EngineCore over all visible GPUs]",
     ),
     click.option("--nproc", type=AT_LEAST_1, help="With --dry-run: plan this many copies of COMMAND."),
-    click.option("--root", metavar="DIR", help="With --dry-run: plan for the captured machine below DIR."),
+    click.option("--root", metavar="DIR|FILE", help="With --dry-run: plan for the machine captured in DIR or FILE."),
     click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON."),
 ]
 

@@ -29,7 +29,7 @@ EXAMPLES = """\b
 Examples:
   numa-launch -- python worker.py            bind to its GPU's node, and run
   numa-launch --dry-run                      show what would be bound, and why
-  numa-launch --dry-run --root captured/host plan for another machine
+  numa-launch --dry-run --root host.tar.gz   plan for another machine (numa-launch capture)
   numa-launch --map rank --nproc 4 --dry-run spread four ranks over the nodes
   numa-launch --numa-nodes 0,1 --rank 1 -- python worker.py
   torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
@@ -56,14 +56,18 @@ class Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["topo"]
+        return ["capture", "topo"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "topo":
-            return None
-        from numa_launch.cli.topo import topo
+        if cmd_name == "topo":
+            from numa_launch.cli.topo import topo
 
-        return topo
+            return topo
+        if cmd_name == "capture":
+            from numa_launch.cli.capture import capture
+
+            return capture
+        return None
 
 
 @click.command(
@@ -114,7 +118,12 @@ def refuse_launch_options(ctx: click.Context) -> None:
 def run(options: Options, command: list[str] | None, environ: Mapping[str, str]) -> None:
     """Show the plan, or bind and become the command."""
     to_run = [] if options.dry_run else check_run(options, command)
-    machine = read_machine("/" if options.root is None else options.root, vendor=options.vendor, environ=environ)
+    machine = read_machine(
+        "/" if options.root is None else options.root,
+        vendor=options.vendor,
+        environ=environ,
+        ask_driver=options.dry_run or (options.bind is not False and options.map_by == "gpu"),
+    )
     asked = request(options, machine, environ)
     numactl = find_numactl(environ)
     circumstances = Circumstances(

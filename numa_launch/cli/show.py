@@ -3,14 +3,17 @@
 Example: ``print_json(plan, launched, ["python", "worker.py"])`` prints one object of schema 1.
 """
 
+import contextlib
+import importlib
 import shlex
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from numa_launch.apply.numactl import numactl_args
 from numa_launch.idsets import format_ids
-from numa_launch.machine.model import Gpu
+from numa_launch.machine.gpu import Gpu
 from numa_launch.plan.model import Binding, Plan
 from numa_launch.reasons import Note
 
@@ -67,6 +70,17 @@ def dump(document: dict[str, Any]) -> None:
     import json
 
     click.echo(json.dumps(document, indent=1))
+
+
+def prepare_tables() -> None:
+    """Import what prints tables in a thread, while this process waits for the driver: it saves a fifth of topo."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("rich.console")
+            importlib.import_module("rich.table")
+
+    threading.Thread(target=load, daemon=True).start()
 
 
 def wide_console() -> "Console":

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from numa_launch.cli.show import SCHEMA, dump, gpu_json, table_of, wide_console
+from numa_launch.cli.options import vendor_option
+from numa_launch.cli.show import SCHEMA, dump, gpu_json, prepare_tables, table_of, wide_console
 from numa_launch.idsets import format_ids
+from numa_launch.machine.archive import opened
 from numa_launch.machine.model import Machine
-from numa_launch.machine.pci import GPU_CLASSES
 from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import Topology, read_topology
 
@@ -20,13 +21,15 @@ MOST_DISTANCES = 16
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--root", metavar="DIR", help="Show the captured machine below DIR.")
-@click.option("--vendor", type=click.Choice(list(GPU_CLASSES)), envvar="NUMA_LAUNCH_VENDOR", help="Whose GPUs count.")
+@click.option("--root", metavar="DIR|FILE", help="Show the machine captured in DIR or FILE.")
+@vendor_option
 def topo(as_json: bool, root: str | None, vendor: str | None) -> None:
     """Show nodes, CPUs, memory, GPUs and what this process may use."""
-    where = "/" if root is None else root
-    machine = read_machine(where, vendor=vendor)
-    topology = read_topology(where, machine)
+    if not as_json and root is None:
+        prepare_tables()
+    with opened("/" if root is None else root) as where:
+        machine = read_machine(where or "/", vendor=vendor)
+        topology = read_topology(where or "/", machine)
     if as_json:
         dump(topo_json(machine, topology))
     else:
@@ -99,6 +102,8 @@ def print_topo(machine: Machine, topology: Topology) -> None:
             gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", *name, node_text, gpu.source or "")
         console.print()
         console.print(gpus_table)
+    if machine.gap and "driver-silent" not in {said.code for said in machine.notes}:
+        console.print(f"\nnote: {machine.gap}")
     for said in machine.notes:
         console.print(f"warning: {said.message} ({said.code})")
 

@@ -83,3 +83,8 @@ def list_names(path: str) -> list[str]:
 def top_of(root: str | os.PathLike[str]) -> str:
     """Return what to put before an absolute path to find it below `root`: nothing for ``/`` itself."""
     return os.path.normpath(os.fspath(root)).rstrip("/")
+
+
+def printable(text: str | None) -> str | None:
+    """Return the text without what would move a terminal's cursor or cannot be printed at all."""
+    return text and "".join(c if c.isprintable() else "?" for c in text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from numa_launch.machine.gpu import Gpu
 from numa_launch.reasons import Note
 
 
@@ -21,24 +22,6 @@ class Node(NamedTuple):
     id: int
     cpus: frozenset[int]
     memory_kb: int | None
-
-
-class Gpu(NamedTuple):
-    """A GPU of the host; what is not known is None.
-
-    `node` is what the source says, also a node without CPUs; `source` is ``pci-node``, ``pci-cpus``, ``nvml-cpus``,
-    ``nvml-node`` or ``amd-node``. `mig` are the UUIDs of its MIG slices.
-    """
-
-    bdf: str | None
-    vendor: str | None = None
-    pci_class: str | None = None
-    device: str | None = None
-    uuid: str | None = None
-    name: str | None = None
-    node: int | None = None
-    source: str | None = None
-    mig: tuple[str, ...] = ()
 
 
 class Limits(NamedTuple):
@@ -65,7 +48,8 @@ class Machine:
     `gpus` are all of the host's in PCI order, `visible` the positions in it of those the framework sees, in its
     order; `visible_by` names the variable that chose them (None: none is set). `priority_cpus`: Priority Core Turbo.
     `distances` has the rows of the nodes without CPUs that a GPU names. `has_node_directory` is False on a kernel
-    without NUMA, which has one node 0 here.
+    without NUMA, which has one node 0 here. `gap` says why GPUs, or their nodes and UUIDs, may be missing: None where
+    the library answered, or there is none to ask.
     """
 
     nodes: tuple[Node, ...]
@@ -77,6 +61,7 @@ class Machine:
     priority_cpus: frozenset[int] = frozenset()
     distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     has_node_directory: bool = True
+    gap: str | None = None
     notes: tuple[Note, ...] = ()
 
     def __getstate__(self) -> dict[str, object]:

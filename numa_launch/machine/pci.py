@@ -1,6 +1,6 @@
-"""GPUs as PCI sysfs shows them: which devices count, and what each says about its node.
+"""PCI devices as sysfs shows them: which may be GPUs, and what each says about its node.
 
-Example: ``read_pci_gpus("")`` on a DGX H100 gives eight devices of vendor ``nvidia``, in PCI order.
+Example: ``read_pci_gpus("", "0x10de", ((0x0300, 0x0302),))`` on a DGX H100 gives eight devices, in PCI order.
 Source: kernel Documentation/ABI/testing/sysfs-bus-pci; classes from the PCI Code and ID Assignment Specification.
 """
 
@@ -14,24 +14,14 @@ from numa_launch.machine.files import list_names, read_value
 
 DEVICES = "/sys/bus/pci/devices"
 
-GPU_CLASSES: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
-    "nvidia": ("0x10de", ((0x0300, 0x0302),)),
-    "amd": ("0x1002", ((0x0380, 0x1200, 0x0302), (0x0300,))),
-    "intel": ("0x8086", ((0x0380, 0x1200, 0x0302), (0x0300,))),
-}
-"""Vendor → (its PCI id, groups of classes: a later group counts only where no device is of an earlier one).
-
-The first vendor that has any is the host's. An Instinct host's integrated graphics (0x0300) is not a worker's GPU.
-"""
-
 _BDF = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])")
 
 
-class PciGpu(NamedTuple):
-    """A PCI device that is a GPU: `numa_node` and `local_cpus` as sysfs has them, None where it does not say."""
+class PciDevice(NamedTuple):
+    """A PCI device: `vendor_id`, `pci_class`, `numa_node` and the rest as sysfs has them, None: it does not say."""
 
     bdf: str
-    vendor: str
+    vendor_id: str
     pci_class: str | None
     device: str | None
     numa_node: int | None
@@ -55,22 +45,19 @@ def pci_order(bdf: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in bdf.replace(".", ":").split(":"))
 
 
-def read_pci_gpus(root: str, vendor: str | None = None) -> tuple[PciGpu, ...]:
-    """Return the host's GPUs in PCI order, of `vendor` or else of the first vendor in GPU_CLASSES that has any."""
-    ids = {pci_id: name for name, (pci_id, _) in GPU_CLASSES.items()}
-    found: dict[str, list[tuple[str, str]]] = {name: [] for name in GPU_CLASSES}
+def read_pci_gpus(root: str, vendor_id: str, classes: Sequence[tuple[int, ...]]) -> tuple[PciDevice, ...]:
+    """Return the host's devices of this vendor in PCI order, of the first group of classes that has any."""
+    found = []
     for name in list_names(f"{root}{DEVICES}"):
         path = f"{root}{DEVICES}/{name}"
-        of = ids.get((read_value(f"{path}/vendor", str) or "").lower())
-        pci_class = read_value(f"{path}/class", str) if of and _BDF.fullmatch(name) else None
-        if of and pci_class and not belongs_to_a_guest(path):
-            found[of].append((name, pci_class))
-    for name in [vendor] if vendor else list(GPU_CLASSES):
-        gpus = of_first_group(found[name], GPU_CLASSES[name][1])
-        if gpus:
-            gpus.sort(key=lambda gpu: pci_order(gpu[0]))
-            return tuple(read_pci_gpu(root, bdf, name, pci_class) for bdf, pci_class in gpus)
-    return ()
+        if _BDF.fullmatch(name) and vendor_of(path) == vendor_id and not belongs_to_a_guest(path):
+            found.append((name, read_value(f"{path}/class", str) or ""))
+    found.sort(key=lambda device: pci_order(device[0]))
+    return tuple(read_device(root, bdf) for bdf, _ in of_first_group(found, classes))
+
+
+def vendor_of(path: str) -> str:
+    return (read_value(f"{path}/vendor", str) or "").lower()
 
 
 def of_first_group(devices: list[tuple[str, str]], groups: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
@@ -99,21 +86,24 @@ def belongs_to_a_guest(path: str) -> bool:
         return False
 
 
-def read_pci_device(root: str, bdf: str) -> PciGpu | None:
-    """Return the device at this address, whatever its class, None where none of a known vendor is there."""
-    path = f"{root}{DEVICES}/{bdf}"
-    pci_id = (read_value(f"{path}/vendor", str) or "").lower()
-    vendor = next((name for name, (own, _) in GPU_CLASSES.items() if own == pci_id), None)
-    return read_pci_gpu(root, bdf, vendor, read_value(f"{path}/class", str)) if vendor else None
+def read_pci_device(root: str, bdf: str) -> PciDevice | None:
+    """Return the device at this address, whatever its class; None where there is none."""
+    return read_device(root, bdf) if vendor_of(f"{root}{DEVICES}/{bdf}") else None
 
 
-def read_pci_gpu(root: str, bdf: str, vendor: str, pci_class: str | None) -> PciGpu:
+def read_device(root: str, bdf: str) -> PciDevice:
     path = f"{root}{DEVICES}/{bdf}"
-    return PciGpu(
+    return PciDevice(
         bdf=normal_bdf(bdf),
-        vendor=vendor,
-        pci_class=pci_class,
+        vendor_id=vendor_of(path),
+        pci_class=read_value(f"{path}/class", str),
         device=read_value(f"{path}/device", str),
         numa_node=read_value(f"{path}/numa_node", int),
         local_cpus=read_value(f"{path}/local_cpulist", parse_ids),
     )
+
+
+def render_node(root: str, bdf: str) -> str | None:
+    """Return the device node through which a GPU of the kernel's DRM is used: ``/dev/dri/renderD128``."""
+    names = [name for name in list_names(f"{root}{DEVICES}/{bdf}/drm") if name.startswith("renderD")]
+    return f"/dev/dri/{names[0]}" if names else None

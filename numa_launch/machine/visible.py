@@ -1,26 +1,15 @@
-"""Which GPUs the framework in a worker will see, in its order, as CUDA, ROCm and Level Zero read their variables.
+"""Lists of indices, UUIDs and MIG UUIDs, as CUDA and ROCm read them: which GPUs a framework sees, in its order.
 
-Example: ``visible_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "3,1"})`` sees the positions (3, 1).
-Sources: CUDA C Programming Guide (environment variables), ROCm documentation (GPU isolation), Level Zero
-specification (ZE_AFFINITY_MASK).
+Example: ``visible_by_lists(gpus, {"CUDA_VISIBLE_DEVICES": "3,1"}, ["CUDA_VISIBLE_DEVICES"])`` sees positions (3, 1).
+Source: CUDA C Programming Guide (environment variables).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from numa_launch.idsets import shortened
-from numa_launch.machine.model import Gpu
+from numa_launch.machine.gpu import Gpu
 from numa_launch.reasons import Note, note
-
-VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "CUDA_DEVICE_ORDER",
-    "ZE_FLAT_DEVICE_HIERARCHY",
-)
-"""Every variable that this module reads."""
 
 
 class Visible(NamedTuple):
@@ -31,22 +20,10 @@ class Visible(NamedTuple):
     notes: tuple[Note, ...] = ()
 
 
-def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
-    """Return which of the host's GPUs, all of one vendor, are visible under these variables."""
-    everything = tuple(range(len(gpus)))
-    if not gpus:
-        return Visible(())
-    if gpus[0].vendor == "intel":
-        return visible_intel(everything, environ)
-    if gpus[0].vendor == "amd":
-        names = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
-        if "HIP_VISIBLE_DEVICES" not in environ:
-            names[1] = "CUDA_VISIBLE_DEVICES"
-        notes: tuple[Note, ...] = ()
-    else:
-        names = ["CUDA_VISIBLE_DEVICES"]
-        notes = device_order_note(gpus, environ)
-    seen, by = everything, None
+def visible_by_lists(gpus: Sequence[Gpu], environ: Mapping[str, str], names: Sequence[str]) -> Visible:
+    """Return what these variables leave of the host's GPUs, each choosing among those that the one before left."""
+    seen, by = tuple(range(len(gpus))), None
+    notes: tuple[Note, ...] = ()
     for name in names:
         if name in environ:
             chosen = [gpus[i] for i in seen]
@@ -97,28 +74,6 @@ def only_match(entry: str, named: Iterable[tuple[int, str]]) -> int | None:
     exact = [(i, uuid) for i, uuid in near if uuid == wanted]
     found = exact or near
     return found[0][0] if len(found) == 1 else None
-
-
-def visible_intel(everything: tuple[int, ...], environ: Mapping[str, str]) -> Visible:
-    """Return what ZE_AFFINITY_MASK leaves, in the host's order; ``x.y`` is device x, an empty mask leaves all."""
-    mask = environ.get("ZE_AFFINITY_MASK", "").strip()
-    if not mask:
-        return Visible(everything)
-    devices = {entry.strip().partition(".")[0] for entry in mask.split(",")}
-    notes: tuple[Note, ...] = ()
-    if environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "FLAT":
-        notes = (note("ze-flat-hierarchy"),)
-    return Visible(tuple(i for i in everything if str(i) in devices), "ZE_AFFINITY_MASK", notes)
-
-
-def device_order_note(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Note, ...]:
-    """Return the warning due where CUDA may count the fastest GPU first instead of in PCI order."""
-    models = {gpu.name for gpu in gpus}
-    if None in models:
-        models = {gpu.device for gpu in gpus}
-    if len(models) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return ()
-    return (note("cuda-device-order"),)
 
 
 def unmatched_note(name: str, text: str, gpus: Sequence[Gpu]) -> tuple[Note, ...]:

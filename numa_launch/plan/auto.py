@@ -3,6 +3,8 @@
 Example: ``skip_reason(machine, LaunchConfig(), Circumstances()).code == "single-node"`` on a laptop.
 """
 
+from collections.abc import Iterable
+
 from numa_launch.config import LaunchConfig
 from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Machine
@@ -40,7 +42,7 @@ def host_reason(machine: Machine, circumstances: Circumstances) -> Note | None:
     if circumstances.numactl_missing:
         return note("numactl-missing")
     if not machine.visible and circumstances.spread_ranks is None:
-        return note("no-gpu", because=f" ({machine.visible_by} hides them)" if machine.gpus else "")
+        return note("no-gpu", because=why_no_gpu(machine))
     if len(machine.nodes_with_cpus) < 2:
         return note("single-node")
     return None
@@ -64,4 +66,15 @@ def gpu_reason(machine: Machine, circumstances: Circumstances) -> Note | None:
     if circumstances.spread_ranks is not None:
         return None
     unknown = [i for i, gpu in enumerate(machine.visible_gpus) if gpu.node is None]
-    return note("gpu-node-unknown", gpus=format_ids(unknown)) if unknown else None
+    return gpu_node_unknown(machine, unknown) if unknown else None
+
+
+def gpu_node_unknown(machine: Machine, indices: Iterable[int]) -> Note:
+    """Return what is to be said of visible GPUs whose node no source knows."""
+    return note("gpu-node-unknown", gpus=format_ids(indices), because=f" ({machine.gap})" if machine.gap else "")
+
+
+def why_no_gpu(machine: Machine) -> str:
+    hidden = f"{machine.visible_by} names none of the {len(machine.gpus)} there are" if machine.gpus else None
+    why = "; ".join(filter(None, (hidden, machine.gap)))
+    return f" ({why})" if why else ""

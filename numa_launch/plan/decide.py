@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from numa_launch.config import LaunchConfig, Mode, named
 from numa_launch.errors import ConfigError, StrictError
-from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Machine
-from numa_launch.plan.auto import skip_reason
+from numa_launch.plan.auto import gpu_node_unknown, skip_reason, why_no_gpu
 from numa_launch.plan.bind import bind
 from numa_launch.plan.entries import Entries, Entry, entries_of
 from numa_launch.plan.model import CAPTURED, Binding, Circumstances, Plan, Process
@@ -57,11 +56,11 @@ def plan(
     if mode == "auto":
         others = [] if any(process.takes_only_gpu for process in asked) else local_processes(config)
         relevant = targets + [target_of(machine, config, process, circumstances) for process in others]
-        skip = entry_obstacle(entries, relevant)
+        skip = entry_obstacle(machine, entries, relevant)
         if skip:
             return stays_unbound(skip)
 
-    bindings = {target: bind(machine, config, target.unbound, taken(entries, target)) for target in relevant}
+    bindings = {target: bind(machine, config, target.unbound, taken(machine, entries, target)) for target in relevant}
     refused = tuple(dict.fromkeys(b.reasons[0] for b in bindings.values() if not b.bound))
     if refused and config.strict:
         raise StrictError(refused[0].message)
@@ -90,7 +89,7 @@ def target_of(machine: Machine, config: LaunchConfig, process: Process, circumst
     return _Target(unbound, range(index, index + 1))
 
 
-def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
+def taken(machine: Machine, entries: Entries, target: _Target) -> tuple[Entry, ...]:
     """Return the entries of a process; raises ConfigError for an index past the end or a GPU of unknown node."""
     if target.indices is None:
         chosen = entries.entries
@@ -101,13 +100,13 @@ def taken(entries: Entries, target: _Target) -> tuple[Entry, ...]:
             raise ConfigError(past_the_end(entries, target).message)
         chosen = entries.entries[indices[0] : indices[-1] + 1]
     if not chosen:
-        raise ConfigError(note("no-gpu", because="").message)
+        raise ConfigError(note("no-gpu", because=why_no_gpu(machine)).message)
     absent = [entry.absent for entry in chosen if entry.absent is not None]
     if absent:
         raise ConfigError(f"{named('assigned_physical_gpu_ids')} names {absent[0]}, past the end: {entries.counted}")
     unknown = [i for i, entry in zip(indices, chosen, strict=True) if entry.nodes is None]
     if unknown:
-        raise ConfigError(note("gpu-node-unknown", gpus=format_ids(unknown)).message)
+        raise ConfigError(gpu_node_unknown(machine, unknown).message)
     return chosen
 
 
@@ -117,13 +116,13 @@ def past_the_end(entries: Entries, target: _Target) -> Note:
     return note("gpu-index-out-of-range", process=target.unbound.name, index=first, counted=entries.counted)
 
 
-def entry_obstacle(entries: Entries, targets: Sequence[_Target]) -> Note | None:
+def entry_obstacle(machine: Machine, entries: Entries, targets: Sequence[_Target]) -> Note | None:
     """Return why auto mode cannot take the nodes of all these processes from the entries."""
     for target in targets:
         if target.indices and target.indices[-1] >= entries.size:
             return past_the_end(entries, target)
     for target in targets:
-        for i, entry in enumerate(taken(entries, target), start=target.indices[0] if target.indices else 0):
+        for i, entry in enumerate(taken(machine, entries, target), start=target.indices[0] if target.indices else 0):
             if entry.own_node is not None:
                 return note("node-without-cpus", index=i, node=entry.own_node)
     return None

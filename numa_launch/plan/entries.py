@@ -10,7 +10,8 @@ from typing import NamedTuple
 from numa_launch.config import LaunchConfig, named
 from numa_launch.errors import ConfigError
 from numa_launch.idsets import format_ids, parse_ids
-from numa_launch.machine.model import Gpu, Machine
+from numa_launch.machine.gpu import Gpu
+from numa_launch.machine.model import Machine
 from numa_launch.reasons import Note, note
 
 

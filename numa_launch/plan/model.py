@@ -7,7 +7,7 @@ memory_nodes=(3,))`` becomes ``numactl --cpunodebind=3 --membind=3``.
 from typing import Literal, NamedTuple
 
 from numa_launch.config import Mode
-from numa_launch.machine.model import Gpu
+from numa_launch.machine.gpu import Gpu
 from numa_launch.reasons import Note
 
 Kind = Literal["EngineCore", "worker"]

@@ -14,6 +14,7 @@ from numa_launch import StrictError
 from numa_launch.apply import probe
 from numa_launch.apply.numactl import candidates, numactl_args, policy_text
 from numa_launch.apply.probe import Found, Outcome, Prober, first_own_line, try_command
+from numa_launch.bounded import HUNG, run_bounded
 from numa_launch.plan.model import Binding
 from tests.apply.conftest import RUN_IT, FakeNumactl
 from tests.host import needs_numactl
@@ -153,14 +154,49 @@ def test_a_numactl_that_hung_once_is_not_waited_for_again(
     assert len(tried(numactl)) == 1
 
 
-def test_a_numactl_that_prints_without_end_fills_no_memory(
-    fake_numactl: FakeNumactl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "TIME_LIMIT_S", 0.5)
+def test_a_numactl_that_prints_without_end_fills_no_memory(fake_numactl: FakeNumactl) -> None:
     numactl = fake_numactl("exec yes refused")
-    status, output = probe.run_bounded([str(numactl), "true"])
-    assert status == probe.HUNG
-    assert len(output) == probe.MAX_OUTPUT
+    status, output = run_bounded([str(numactl), "true"], 0.5, most=1000)
+    assert status == HUNG
+    assert len(output) == 1000
+
+
+def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """Also after a good end; the pipe tells when the last process that has it is gone."""
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    status, _ = run_bounded(["sh", "-c", f"exec 3> {fifo}; sleep 1000 & true"], 10)
+    assert status == 0
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    assert [event & select.POLLHUP for _, event in poll.poll(10_000)] == [select.POLLHUP]
+    os.close(reader)
+
+
+@pytest.mark.parametrize("delay_us", [100, 300, 1000, 3000])
+def test_an_interrupt_leaves_no_child(delay_us: int) -> None:
+    program = f"""
+import os, signal, sys
+from numa_launch.bounded import run_bounded
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(40):
+    signal.setitimer(signal.ITIMER_REAL, {delay_us} / 1e6)
+    try:
+        run_bounded(["sleep", "1000"], 20)
+        sys.exit("an interrupt was lost")
+    except KeyboardInterrupt:
+        pass
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+        sys.exit("a child is left")
+    except ChildProcessError:
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SIGCHLD_TAKEN = {

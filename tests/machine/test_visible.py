@@ -2,8 +2,8 @@
 
 import pytest
 
-from numa_launch.machine.model import Gpu
-from numa_launch.machine.visible import visible_gpus
+from numa_launch.machine.gpu import Gpu
+from numa_launch.machine.vendors import visible_gpus
 
 EIGHT = [
     Gpu(f"0000:{i}0:00.0", "nvidia", uuid=f"GPU-{i}{i}aa", mig=("MIG-cc0", "MIG-cd1") if i == 3 else ())

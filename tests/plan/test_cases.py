@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from numa_launch.cli import status_of
 from tests.lay import lay
 
-CASES = [
-    pytest.param(case, id=f"{file.stem}: {case['name']}")
-    for file in sorted((Path(__file__).parents[1] / "cases").glob("*.json"))
-    for case in json.loads(file.read_text())
-]
+
+def cases(*groups: str) -> list[ParameterSet]:
+    """Return the cases of these files, of all without any."""
+    return [
+        pytest.param(case, id=f"{file.stem}: {case['name']}")
+        for file in sorted((Path(__file__).parents[1] / "cases").glob("*.json"))
+        for case in (json.loads(file.read_text()) if not groups or file.stem in groups else [])
+    ]
+
+
 IDENTITY = ("kind", "local_rank", "dp_local_rank")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases())
 def test_case(
     case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,13 +35,17 @@ def test_case(
         monkeypatch.setenv(name, value)
     root = lay(tmp_path / "root", case["machine"])
     status = status_of(["--dry-run", "--json", "--root", str(root), *case["args"], "--", "true"])
-    printed, expect = capsys.readouterr(), case["expect"]
-    assert status == expect["exit"], printed.err
+    check_case(case["expect"], status, *capsys.readouterr())
+
+
+def check_case(expect: dict[str, Any], status: int, out: str, err: str) -> None:
+    """Check what ``--dry-run --json`` ended with and printed."""
+    assert status == expect["exit"], err
     if status:
-        assert printed.err.startswith("Error: ")
-        assert all(text in printed.err for text in expect.get("stderr", []))
+        assert err.startswith("Error: ")
+        assert all(text in err for text in expect.get("stderr", []))
     else:
-        check_plan(json.loads(printed.out), expect)
+        check_plan(json.loads(out), expect)
 
 
 def codes(notes: list[dict[str, str]]) -> list[str]:

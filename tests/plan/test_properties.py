@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numa_launch import ConfigError, LaunchConfig
 from numa_launch.apply.numactl import candidates, numactl_args
 from numa_launch.idsets import format_ids, parse_ids
-from numa_launch.machine.model import Gpu, Limits, Machine, Node
+from numa_launch.machine.gpu import Gpu
+from numa_launch.machine.model import Limits, Machine, Node
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Plan
 

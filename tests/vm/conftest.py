@@ -7,6 +7,7 @@ import compileall
 import functools
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -15,9 +16,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.stubs.build import AMDSMI, build_amdsmi, build_nvml
+
 ROOT = Path(__file__).parents[2]
 NUMA_VM = ROOT / "scripts/numa-vm"
 NUMA_VM_MODULE: dict[str, Any] = runpy.run_path(str(NUMA_VM))
+STUBS = ROOT / ".cache/stubs"
 NEW_NUMACTL = ROOT / ".cache/numactl-new/bin/numactl"
 
 
@@ -35,7 +39,7 @@ GUESTS = {
         "".join(f"--node cpus={2 * i}-{2 * i + 1},mem=256M " for i in range(8))
         + "--distance 0,1,12 --distance 0,4,32 "
         + " ".join(f"--gpu {node}" for node in (3, 2, 1, 0, 7, 6, 5, 4)),
-        ("auto", "threads", "accepted"),
+        ("auto", "threads", "accepted", "capture"),
         400,
     ),
     # Two packages with SMT, four GPUs; every kind of limit.
@@ -54,7 +58,7 @@ GUESTS = {
             ),
             *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict"),
             *("noexec", "numactl-missing", "numactl-missing-explicit", "killed", "accepted"),
-            *("offline-one", "offline-node"),
+            *("offline-one", "offline-node", "capture", "capture-cpuset"),
         ),
         700,
     ),
@@ -62,13 +66,13 @@ GUESTS = {
     "odd": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --node cpus=4-5 --node mem=256M "
         "--distance 3,2,15 --distance 3,1,25 --gpu 0 --gpu 1 --gpu 2 --gpu 3",
-        ("auto", "explicit", "accepted"),
+        ("auto", "explicit", "accepted", "capture"),
         300,
     ),
     # The firmware says nothing of the GPUs' nodes.
     "unknown": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --gpu -1 --gpu -1",
-        ("auto", "explicit", "nodes", "spread"),
+        ("auto", "explicit", "nodes", "spread", "amd-driver", "nvidia-driver", "capture"),
         200,
     ),
 }
@@ -85,8 +89,16 @@ def missing() -> str | None:
     return None
 
 
-def skipped_scenarios() -> set[str]:
-    return set() if NEW_NUMACTL.exists() else {"seccomp-new"}
+def skipped_scenarios() -> dict[str, str]:
+    """Return the scenarios that lack something here, and what."""
+    lacking = (
+        {} if NEW_NUMACTL.exists() else {"seccomp-new": "numactl 2.0.19 could not be fetched (scripts/new-numactl)"}
+    )
+    if not shutil.which("cc"):
+        lacking |= dict.fromkeys(("amd-driver", "nvidia-driver"), "no C compiler")
+    if not AMDSMI.exists():
+        lacking["amd-driver"] = "no amdsmi"
+    return lacking
 
 
 @functools.cache
@@ -96,6 +108,10 @@ def lines_of(guest: str) -> dict[str, dict[str, Any]]:
     # Compiled here once, as a guest would compile at every start.
     for package in ("numa_launch", "tests"):
         compileall.compile_dir(str(ROOT / package), quiet=2)
+    if shutil.which("cc"):
+        build_nvml(STUBS / "nvml")
+    if shutil.which("cc") and AMDSMI.exists():
+        build_amdsmi(STUBS / "amdsmi")
     scenarios = [name for name in spec.scenarios if name not in skipped_scenarios()]
     command = [str(NUMA_VM), *spec.machine.split(), "--timeout", str(spec.time_limit_s), "--"]
     command += [sys.executable, "-m", "tests.vm.probe", *scenarios]
@@ -115,7 +131,7 @@ def scenario(guest: str, name: str) -> dict[str, Any]:
     if reason := missing():
         pytest.skip(reason)
     if name in skipped_scenarios():
-        pytest.skip("numactl 2.0.19 could not be fetched (scripts/new-numactl)")
+        pytest.skip(skipped_scenarios()[name])
     result = lines_of(guest)[name]
     assert "traceback" not in result, result["traceback"]
     return result

@@ -30,14 +30,17 @@ from numa_launch.apply.probe import try_command
 from numa_launch.apply.swap import ours_now
 from numa_launch.cli import status_of
 from numa_launch.idsets import format_ids
+from numa_launch.machine import driver
 from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan
+from tests.stubs.build import AMDSMI, describe, stub_environment
 from tests.vm import seccomp, truth
 
 CONTEXT = multiprocessing.get_context("spawn")
 ROOT = Path(__file__).parents[2]
 CGROUPS = Path("/sys/fs/cgroup")
 NEW_NUMACTL = ROOT / ".cache/numactl-new/bin"
+STUBS = ROOT / ".cache/stubs"
 
 Limit = Callable[[], "contextlib.AbstractContextManager[None]"]
 
@@ -112,6 +115,39 @@ def policy_set_before() -> Iterator[None]:
     problem = set_mempolicy("interleave", (0, 1))
     assert problem is None, problem
     yield
+
+
+def use_driver(library: Path, gpus: list[dict[str, Any]], python_path: Path | None = None) -> None:
+    """Let this process and what it starts find a vendor's library that describes the GPUs so."""
+    description = Path(tempfile.mkdtemp()) / "description"
+    description.write_text(describe(gpus))
+    os.environ.update(stub_environment(library, description, python_path))
+    if python_path:
+        sys.path.append(str(python_path))
+    driver._answers.clear()
+
+
+@contextlib.contextmanager
+def amd_driver(*nodes: int) -> Iterator[None]:
+    """Have AMD SMI say on which nodes the GPUs are, of which the firmware says nothing."""
+    gpus = [{"bdf": gpu.bdf, "node": node} for gpu, node in zip(read_machine().gpus, nodes, strict=True)]
+    use_driver(STUBS / "amdsmi", gpus, AMDSMI)
+    yield
+
+
+@contextlib.contextmanager
+def nvidia_driver(*cpus: str) -> Iterator[None]:
+    """Have the GPUs be NVIDIA's, and NVML say which CPUs each is near."""
+    devices = [f"/sys/bus/pci/devices/{gpu.bdf}" for gpu in read_machine().gpus]
+    vendor = Path(tempfile.mkdtemp()) / "vendor"
+    vendor.write_text("0x10de\n")
+    for device in devices:
+        subprocess.run(["mount", "--bind", str(vendor), f"{device}/vendor"], check=True)
+    gpus = [{"bdf": os.path.basename(device), "cpus": near} for device, near in zip(devices, cpus, strict=True)]
+    use_driver(STUBS / "nvml", gpus)
+    yield
+    for device in devices:
+        subprocess.run(["umount", f"{device}/vendor"], check=True)
 
 
 # --- Ways to start processes, each leaving lines of truth in a file
@@ -350,6 +386,25 @@ def accepted_by_numactl(seed: int, count: int) -> dict[str, Any]:
     return {"said": said}
 
 
+def printed_by(*args: str) -> list[Any]:
+    """Return the exit status of a command line of ours, and what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = status_of(list(args))
+    return [status, out.getvalue()]
+
+
+def captured_here(limit: Limit) -> dict[str, Any]:
+    """Return what topo and a dry run print here, and what they print on a capture of here."""
+    with limit(), tempfile.TemporaryDirectory() as directory:
+        file = f"{directory}/captured.tar.gz"
+        commands = (("topo",), ("topo", "--json"), ("--dry-run", "--json"), ("--dry-run", "--bind"))
+        status, _ = printed_by("capture", file)
+        here = [printed_by(*command) for command in commands]
+        captured = [printed_by(*command, "--root", file) for command in commands]
+    return {"status": status, "here": here, "captured": captured}
+
+
 SCENARIOS: dict[str, Scenario] = {
     "auto": Scenario(ways=("spawn", "engine", "command", "current")),
     "explicit": Scenario(args=("--bind",), config={"numa_bind": True}, ways=("engine", "command", "current")),
@@ -386,12 +441,16 @@ SCENARIOS: dict[str, Scenario] = {
     "nodes": Scenario(
         args=("--numa-nodes=1,0", "--tp=2"), config={"numa_bind_nodes": [1, 0], "tensor_parallel_size": 2}
     ),
+    "amd-driver": Scenario(lambda: amd_driver(1, 0)),
+    "nvidia-driver": Scenario(lambda: nvidia_driver("2-3", "0-1")),
     "spread": Scenario(args=("--bind", "--map=rank", "--nproc=3"), ways=()),
 }
 
 OTHERS: dict[str, Callable[[], Any]] = {
     "threads": lambda: threads_of_their_own_rank(16),
     "killed": killed_in_mid_start,
+    "capture": lambda: captured_here(contextlib.nullcontext),
+    "capture-cpuset": lambda: captured_here(lambda: cpuset("1-6", "0-1")),
     "accepted": lambda: accepted_by_numactl(seed=1, count=40),
 }
 

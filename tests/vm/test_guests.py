@@ -16,7 +16,7 @@ PLANNED = [
     (guest, name)
     for guest, spec in GUESTS.items()
     for name in spec.scenarios
-    if name not in ("threads", "killed", "accepted", "spread")
+    if name not in ("threads", "killed", "accepted", "spread", "capture", "capture-cpuset")
 ]
 NO_MEMORY_POLICY = ("seccomp", "seccomp-auto", "seccomp-new")
 POLICIES = {
@@ -153,6 +153,25 @@ def test_gpus_without_numa_information_need_a_word() -> None:
     ]
     spread = workers(scenario("unknown", "spread"))
     assert spread == [[f"--cpunodebind={node}", f"--membind={node}"] for node in (0, 0, 1)]
+
+
+@pytest.mark.parametrize("name", ["amd-driver", "nvidia-driver"])
+def test_the_driver_knows_what_the_firmware_does_not_say(name: str) -> None:
+    result = scenario("unknown", name)
+    assert workers(result) == [["--cpunodebind=1", "--preferred=1"], ["--cpunodebind=0", "--preferred=0"]]
+    source = {"amd-driver": "amd-node", "nvidia-driver": "nvml-cpus"}[name]
+    assert [(gpu["node"], gpu["source"]) for gpu in result["plan"]["gpus"]] == [(1, source), (0, source)]
+
+
+@pytest.mark.parametrize(
+    ("guest", "name"),
+    [(guest, name) for guest, spec in GUESTS.items() for name in spec.scenarios if name.startswith("capture")],
+)
+def test_a_capture_prints_what_the_host_prints(guest: str, name: str) -> None:
+    result = scenario(guest, name)
+    assert result["status"] == 0
+    assert result["captured"] == result["here"]
+    assert [status for status, _ in result["here"]] == [0, 0, 0, 2 if guest == "unknown" else 0]
 
 
 @pytest.mark.parametrize(
