@@ -146,6 +146,9 @@ def test_a_child_whose_parent_was_killed_ends_itself(
         assert parent.poll() is None
     parent.kill()
     parent.wait()
+    open_ends = select.poll()
+    open_ends.register(reader, select.POLLIN)
+    assert open_ends.poll(0) == []  # the child lives on, and has it open
     with os.fdopen(reader, "rb") as alive:
         assert alive.read() == b""  # at the latest when the child's own limit has passed
 
