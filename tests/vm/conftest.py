@@ -58,9 +58,9 @@ GUESTS = {
             ),
             *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict"),
             *("noexec", "numactl-missing", "numactl-missing-explicit", "killed", "accepted"),
-            *("offline-one", "offline-node", "capture", "capture-cpuset"),
+            *("offline-one", "offline-node", "capture-cpuset"),
         ),
-        700,
+        1500,
     ),
     # Node 2 has no memory, node 3 no CPUs; a GPU on each.
     "odd": Guest(
