@@ -40,7 +40,7 @@ GUESTS = {
         + "--distance 0,1,12 --distance 0,4,32 "
         + " ".join(f"--gpu {node}" for node in (3, 2, 1, 0, 7, 6, 5, 4)),
         ("auto", "threads", "accepted", "capture"),
-        400,
+        1200,
     ),
     # Two packages with SMT, four GPUs; every kind of limit.
     "two": Guest(
@@ -67,13 +67,13 @@ GUESTS = {
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --node cpus=4-5 --node mem=256M "
         "--distance 3,2,15 --distance 3,1,25 --gpu 0 --gpu 1 --gpu 2 --gpu 3",
         ("auto", "explicit", "accepted", "capture"),
-        300,
+        900,
     ),
     # The firmware says nothing of the GPUs' nodes.
     "unknown": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --gpu -1 --gpu -1",
         ("auto", "explicit", "nodes", "spread", "amd-driver", "nvidia-driver", "capture"),
-        200,
+        900,
     ),
 }
 
