@@ -23,7 +23,7 @@ _asking = threading.Lock()
 
 
 def _ask_anew() -> None:
-    """Let a child asked for by fork ask: the thread that held the lock is not in it."""
+    """Let a child made by fork ask: the thread that held the lock is not in it."""
     global _asking
     _asking = threading.Lock()
 

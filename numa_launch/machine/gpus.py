@@ -1,6 +1,6 @@
 """The host's GPUs, each with its node: what PCI sysfs and the vendor's library say, reconciled.
 
-Example: ``read_gpus("", nodes).gpus[0].node`` is 3 on a DGX A100 in NPS4, with source ``pci-node``.
+Example: ``read_gpus("", nodes, None, ask).gpus[0].node`` is 3 on a DGX A100 in NPS4, with source ``pci-node``.
 A new source is one more (source, node) pair in ``node_claims``.
 """
 

@@ -10,10 +10,10 @@ are left to ``topology``.
 import os
 import sys
 from collections.abc import Mapping
-from functools import partial
 
 from numa_launch.errors import MachineError, PlatformError
 from numa_launch.idsets import format_ids, parse_ids
+from numa_launch.machine.answers import Answer
 from numa_launch.machine.archive import opened
 from numa_launch.machine.files import read_value, top_of
 from numa_launch.machine.gpu import Gpu
@@ -23,6 +23,7 @@ from numa_launch.machine.model import Machine, Node
 from numa_launch.machine.nodes import CPU, node_ids, read_distances, read_nodes, read_online_cpus
 from numa_launch.machine.priority import read_priority_cpus
 from numa_launch.machine.vendors import visible_gpus
+from numa_launch.machine.vendors.vendor import Vendor
 from numa_launch.reasons import Note, note
 
 
@@ -50,11 +51,18 @@ def read_machine(
 
 
 def driver_of(top: str) -> Ask:
-    """Return what asks this host's vendor libraries, in masks that hold every CPU of the machine below `top`."""
-    from numa_launch.machine.driver import ask_driver
+    """Return what asks this host's vendor libraries, in masks that hold every CPU of the machine below `top`.
 
-    possible = read_value(f"{top}{CPU}/possible", parse_ids) or frozenset()
-    return partial(ask_driver, highest_cpu=max(possible | read_online(top)))
+    A host without GPUs asks nobody, so nothing is imported or read for it before.
+    """
+
+    def ask(vendor: Vendor) -> Answer:
+        from numa_launch.machine.driver import ask_driver
+
+        possible = read_value(f"{top}{CPU}/possible", parse_ids) or frozenset()
+        return ask_driver(vendor, highest_cpu=max(possible | read_online(top)))
+
+    return ask
 
 
 def read_below(top: str, vendor: str | None, environ: Mapping[str, str], ask: Ask | None) -> Machine:
