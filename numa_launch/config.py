@@ -13,7 +13,8 @@ from numa_launch.idsets import MAX_ID, parse_ids
 
 MemoryChoice = Literal["auto", "membind", "preferred", "interleave", "none"]
 Executor = Literal["mp", "uni", "ray", "external_launcher"]
-Backend = Literal["mp", "ray"]
+DataParallelBackend = Literal["mp", "ray"]
+BackendChoice = Literal["auto", "numactl", "builtin"]
 Mode = Literal["auto", "explicit", "off"]
 
 
@@ -55,6 +56,7 @@ class LaunchConfig(_Kept):
     distributed_executor_backend: who starts the workers; auto mode binds for mp and uni.
     data_parallel_backend: who starts the shards; auto mode binds for mp.
     assigned_physical_gpu_ids: the visible GPUs that this process was given; a gpu index then counts these.
+    backend: what binds: numactl, or builtin, our own system calls. auto takes numactl where it is on PATH.
     """
 
     numa_bind: bool | None = None
@@ -72,8 +74,9 @@ class LaunchConfig(_Kept):
     data_parallel_external_lb: bool = False
     nnodes: int = 1
     distributed_executor_backend: Executor = "mp"
-    data_parallel_backend: Backend = "mp"
+    data_parallel_backend: DataParallelBackend = "mp"
     assigned_physical_gpu_ids: list[int] | None = None
+    backend: BackendChoice = "auto"
 
     def __post_init__(self) -> None:
         for name in ("numa_bind", "strict", "data_parallel_external_lb"):
@@ -120,7 +123,8 @@ class LaunchConfig(_Kept):
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "memory_policy": get_args(MemoryChoice),
     "distributed_executor_backend": get_args(Executor),
-    "data_parallel_backend": get_args(Backend),
+    "data_parallel_backend": get_args(DataParallelBackend),
+    "backend": get_args(BackendChoice),
 }
 
 SIZES = (
@@ -149,6 +153,7 @@ OPTIONS: Mapping[str, str] = {
     "distributed_executor_backend": "--executor",
     "data_parallel_backend": "--dp-backend",
     "assigned_physical_gpu_ids": "--device-ids",
+    "backend": "--backend",
 }
 """Field → the option of the command line that sets it: messages name both."""
 
@@ -188,6 +193,10 @@ def check_cpu_lists(lists: object) -> None:
             raise ConfigError(f"{named('numa_bind_cpus')}: {problem}") from None
 
 
+OWN_FIELDS = ("backend",)
+"""Fields that no other config means the same by."""
+
+
 def launch_config(config: Any) -> LaunchConfig:
     """Return the LaunchConfig of any config: itself, or made of an object's ``parallel_config`` with these names.
 
@@ -199,7 +208,8 @@ def launch_config(config: Any) -> LaunchConfig:
     theirs = getattr(config, "parallel_config", None)
     if theirs is None:
         raise ConfigError(f"a LaunchConfig or an object with a parallel_config is needed, not {type(config).__name__}")
-    values = {field.name: getattr(theirs, field.name) for field in fields(LaunchConfig) if hasattr(theirs, field.name)}
+    names = [field.name for field in fields(LaunchConfig) if field.name not in OWN_FIELDS]
+    values = {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
     for name in ("distributed_executor_backend", "data_parallel_backend"):
         if values.get(name, "mp") is None:
             del values[name]

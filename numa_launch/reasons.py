@@ -21,8 +21,9 @@ SKIP = {
     "or pass --bind (numa_bind=True)",
     "device-ids": "assigned_physical_gpu_ids may follow another numbering than the visible GPUs': pass --bind "
     "(numa_bind=True) where they count visible GPUs, or --numa-nodes (numa_bind_nodes)",
-    "numactl-missing": "numactl, which binding needs, is not on PATH: install the package numactl (apt-get install "
-    "numactl or dnf install numactl)",
+    "numactl-missing": "numactl is not on PATH and the built-in backend is not to be used (--backend numactl, or a "
+    "frozen program): install the package numactl (apt-get install numactl or dnf install numactl), or pass "
+    "--backend auto (backend='auto')",
     "no-gpu": "no GPU is visible here{because}: pass --numa-nodes (numa_bind_nodes), or --map rank under a launcher "
     "that sets the number of ranks",
     "single-node": "only one node has CPUs, so every CPU is as near as another: nothing to do (--numa-cpus binds to "
@@ -42,7 +43,7 @@ SKIP = {
     "that has, or --numa-nodes",
     "cpus-not-allowed": "no CPU of {where} may be used by this process (allowed: {allowed}): allow it CPUs there "
     "(taskset, cpuset, --cpuset-cpus), or name others in --numa-nodes or --numa-cpus",
-    "probe-failed": "numactl cannot bind here, so no process is bound: {why}",
+    "probe-failed": "nothing can be bound here: {why}",
 }
 """Why auto mode stays unbound: the first that holds, in this order, is the plan's skip reason."""
 

@@ -60,12 +60,11 @@ def become(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    numactl: str = "",
-    numactl_args: Sequence[str] = (),
+    backend: Sequence[str] = (),
 ) -> NoReturn:
-    """Replace this process with COMMAND, under numactl where there are arguments; raises CommandError where it fails.
+    """Replace this process with COMMAND, under a backend where one is given; raises CommandError where it fails.
 
-    `path` is the file that check_command found for it.
+    `path` is the file that check_command found for it; `backend` is the backend's command line with its arguments.
 
     Python ignores SIGPIPE and SIGXFSZ, which COMMAND must not inherit.
     """
@@ -75,8 +74,8 @@ def become(
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        if numactl_args:
-            os.execve(numactl, ["numactl", *numactl_args, "--", *command], dict(environ))
+        if backend:
+            os.execve(backend[0], [*backend, "--", *command], dict(environ))
         os.execve(path, list(command), dict(environ))
     except OSError as error:
         if error.errno == errno.ENOEXEC:  # a script without #!, which execvp(3) gives to the shell
@@ -85,9 +84,12 @@ def become(
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment this process was started with, without the LC_CTYPE that Python adds in the C locale."""
+    """Return the environment this process was started with, its LC_CTYPE not as Python sets it in the C locale."""
     environ = dict(os.environ)
     started_with = read_text("/proc/self/environ")
-    if started_with is not None and "LC_CTYPE" not in {v.partition("=")[0] for v in started_with.split("\0")}:
-        environ.pop("LC_CTYPE", None)
+    if started_with is not None and "LC_CTYPE" in environ:
+        given = [value for value in started_with.split("\0") if value.startswith("LC_CTYPE=")]
+        del environ["LC_CTYPE"]
+        if given:
+            environ["LC_CTYPE"] = given[0].removeprefix("LC_CTYPE=")
     return environ

@@ -5,15 +5,13 @@ Affinity and memory policy are a thread's (sched_setaffinity(2), set_mempolicy(2
 there is, the policy for the calling thread and those it starts later, as the kernel has no more.
 """
 
-import ctypes
 import logging
 import os
-import platform
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from numa_launch.apply.asked import check_process, what_switches_off
+from numa_launch.apply.builtin import set_mempolicy
 from numa_launch.apply.detect import detect, variables_now, with_own_gpus
 from numa_launch.apply.outcome import handover_variable, report, skipped, switched_off, unbound
 from numa_launch.config import launch_config
@@ -22,13 +20,7 @@ from numa_launch.log import say_once
 from numa_launch.machine.limits import current_affinity
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Binding, Circumstances, Kind, MemoryPolicy, Process
-
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Machine → number of the system call set_mempolicy."""
-
-MODES: dict[MemoryPolicy, int] = {"preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
-"""Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
+from numa_launch.plan.model import Binding, Circumstances, Kind, Process
 
 
 class CurrentBinding(NamedTuple):
@@ -72,7 +64,11 @@ def bind_current_process(
         return failed(binding, f"its CPUs cannot be set: {error.strerror}", launch.strict)
     not_reached = []
     if binding.memory_policy:
-        problem = set_mempolicy(binding.memory_policy, binding.memory_nodes)
+        problem = None
+        try:
+            set_mempolicy(binding.memory_policy, binding.memory_nodes)
+        except OSError as error:
+            problem = error.strerror
         if problem and launch.strict:
             os.sched_setaffinity(0, before or binding.cpus)
             return failed(binding, f"its memory policy cannot be set: {problem}", strict=True)
@@ -111,19 +107,3 @@ def bind_other_threads(cpus: frozenset[int]) -> dict[int, str | None]:
             except OSError as error:
                 done[thread] = error.strerror
     return done
-
-
-def set_mempolicy(policy: MemoryPolicy, nodes: Sequence[int]) -> str | None:
-    """Set the calling thread's memory policy; return why that failed, None where it did not."""
-    number = SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        return f"the system call's number is not known on {platform.machine()}"
-    words = max(nodes) // 64 + 1
-    mask = (ctypes.c_ulong * words)()
-    for node in nodes:
-        mask[node // 64] |= 1 << node % 64
-    # The kernel reads one bit less than maxnode says.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(number, MODES[policy], mask, ctypes.c_ulong(words * 64 + 1)) == 0:
-        return None
-    return os.strerror(ctypes.get_errno())

@@ -1,4 +1,4 @@
-"""Try numactl's arguments before a worker's life depends on them, and fall back to what works.
+"""Try a backend's arguments before a worker's life depends on them, and fall back to what works.
 
 Example: in a default Docker container ``Prober().arguments(...)`` gives ``--physcpubind=8-15`` and one warning that
 memory policies are forbidden there. Each argument list is tried once in a process and remembered.
@@ -8,6 +8,7 @@ import logging
 import os
 from typing import NamedTuple
 
+from numa_launch.apply.backend import PROOF, Backend
 from numa_launch.apply.numactl import candidates, memory_args, numactl_args
 from numa_launch.bounded import HUNG, run_bounded
 from numa_launch.errors import StrictError
@@ -34,15 +35,15 @@ class Outcome(NamedTuple):
 
 
 class Prober:
-    """Runs ``numactl <arguments> true`` and remembers what it said."""
+    """Runs ``numactl <arguments> true``, or the built-in backend so, and remembers what it said."""
 
     def __init__(self) -> None:
         self._outcomes: dict[object, Outcome] = {}
         self._accepted: dict[object, Found] = {}
         self._auto_failure: Note | None = None
 
-    def arguments(self, numactl: str, binding: Binding, *, auto: bool, strict: bool) -> Found:
-        """Return the first arguments for the binding that numactl accepts, with one warning for what was dropped.
+    def arguments(self, backend: Backend, binding: Binding, *, auto: bool, strict: bool) -> Found:
+        """Return the first arguments for the binding that the backend accepts, with one warning for what was dropped.
 
         In mode auto a binding that fails altogether leaves those after it unbound too. Raises StrictError where
         `strict` and anything would have to be dropped.
@@ -50,13 +51,13 @@ class Prober:
         if auto and self._auto_failure and not strict:
             return Found((), self._auto_failure)
         affinity = current_affinity()
-        key = (numactl, binding, affinity, os.environ.get("LD_PRELOAD"))
+        key = (backend, binding, affinity, os.environ.get("LD_PRELOAD"))
         if key in self._accepted:
             return self._accepted[key]
         first_problem = None
         found = Found(())
-        for args in (with_all(args, binding, affinity) for args in candidates(binding)):
-            outcome = self.outcome([numactl, *args, "true"], affinity)
+        for args in (with_all(args, backend, binding, affinity) for args in candidates(binding)):
+            outcome = self.outcome(backend.probe(args), affinity)
             if outcome.problem is None:
                 found = Found(tuple(args))
                 break
@@ -67,8 +68,8 @@ class Prober:
             self._accepted[key] = found
             return found
         if strict:
-            raise StrictError(f"cannot bind as planned: {complaint(binding, first_problem)}")
-        why = complaint(binding, first_problem)
+            raise StrictError(f"cannot bind as planned: {complaint(backend, binding, first_problem)}")
+        why = complaint(backend, binding, first_problem)
         if auto and not found.args:
             self._auto_failure = dropped = note("probe-failed", why=why)
         else:
@@ -93,18 +94,23 @@ class Prober:
         return self._outcomes[key]
 
 
-def with_all(args: list[str], binding: Binding, affinity: frozenset[int] | None) -> list[str]:
-    """Return the arguments with ``--all`` where a launcher of ours holds this process elsewhere than it may go."""
+def with_all(args: list[str], backend: Backend, binding: Binding, affinity: frozenset[int] | None) -> list[str]:
+    """Return the arguments with ``--all`` where a launcher of ours holds this process elsewhere than it may go.
+
+    numactl's ``--cpunodebind`` goes there without.
+    """
     outside = affinity is not None and not binding.cpus <= affinity
-    return ["--all", *args] if outside and any(arg.startswith("--physcpubind") for arg in args) else args
+    needed = bool(backend.script) or any(arg.startswith("--physcpubind") for arg in args)
+    return ["--all", *args] if outside and needed else args
 
 
 def try_command(command: list[str]) -> Outcome:
-    """Run a command that ends in ``true``, at most TIME_LIMIT_S; an open pipe or a flood of output does not matter."""
+    """Run a backend's probe, at most TIME_LIMIT_S; an open pipe or a flood of output does not matter."""
     status, output = run_bounded(command, TIME_LIMIT_S)
     if status is None:
         # Somebody else reaps this process's children (SIGCHLD ignored, a thread in waitpid): ask for a proof instead.
-        status, output = run_bounded([*command[:-1], "echo", PROOF], TIME_LIMIT_S)
+        proving = [*command[:-1], "echo", PROOF] if command[-1] == "true" else command
+        status, output = run_bounded(proving, TIME_LIMIT_S)
         status = 0 if status in (None, 0) and PROOF in output.splitlines() else 1
     if status == HUNG:
         return Outcome(f"no answer in {TIME_LIMIT_S} s", hung=True)
@@ -113,14 +119,12 @@ def try_command(command: list[str]) -> Outcome:
     return Outcome(first_own_line(output) or f"exit status {status}")
 
 
-PROOF = "numa-launch: it runs"
-
-
 def first_own_line(output: str) -> str | None:
     """Return the first line that is numactl's message: no usage page, no ``<9> is invalid``, no complaint of ld.so."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("usage:", "Usage:", "<", "ERROR: ld.so:"))]
-    return "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else None
+    first = lines[0].removeprefix("numa-launch: ") if lines else ""
+    return "".join(c if c.isprintable() else "?" for c in first[:200]) or None
 
 
 def what_was_dropped(binding: Binding, found: Found) -> str:
@@ -130,13 +134,13 @@ def what_was_dropped(binding: Binding, found: Found) -> str:
     return f"memory is not bound, {kept}" if memory_args(binding) else kept
 
 
-def complaint(binding: Binding, problem: str) -> str:
-    """Return what was tried, numactl's own words and what would fix it."""
-    return f"numactl {' '.join(numactl_args(binding))}: {problem}; {remedy(problem)}"
+def complaint(backend: Backend, binding: Binding, problem: str) -> str:
+    """Return what was tried, the backend's own words and what would fix it."""
+    return f"{backend.name} {' '.join(numactl_args(binding))}: {problem}; {remedy(problem)}"
 
 
 def remedy(problem: str) -> str:
-    """Return what would fix it, by numactl's own words."""
+    """Return what would fix it, by the backend's own words."""
     problem = problem.lower()
     if "not permitted" in problem or "does not support numa" in problem or "without kernel support" in problem:
         return (
@@ -146,5 +150,5 @@ def remedy(problem: str) -> str:
     if "out of range" in problem or "invalid" in problem:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
     if os.environ.get("LD_PRELOAD"):
-        return "LD_PRELOAD is set and reaches numactl too: unset it, or set it inside the worker"
-    return "run that command followed by `true` to see more, or pass --no-bind"
+        return "LD_PRELOAD is set and reaches what binds too: unset it, or set it inside the worker"
+    return "run `numa-launch doctor` to see more, or pass --no-bind"

@@ -12,12 +12,14 @@ both back whatever happens inside.
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from numa_launch.apply.asked import check_process, what_switches_off
+from numa_launch.apply.backend import Backend, builtin_backend
 from numa_launch.apply.command import find_numactl, is_executable
 from numa_launch.apply.detect import Detected, carried, detect, variables_now
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, skipped, switched_off, unbound
@@ -32,7 +34,7 @@ from numa_launch.apply.swap import (
     fork_server,
     spawner,
 )
-from numa_launch.config import LaunchConfig, launch_config
+from numa_launch.config import BackendChoice, LaunchConfig, launch_config
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE
@@ -57,25 +59,27 @@ def configure_subprocess(
     process_kind: Kind = "worker",
     *,
     context: Any = None,
+    backend: BackendChoice | None = None,
 ) -> Iterator[Binding]:
     """Bind the processes that multiprocessing spawns inside the block, as worker `local_rank` (or as EngineCore).
 
     `config` is a LaunchConfig, or any object with a `parallel_config` of the same names. `dp_local_rank` is the shard
     on this host (None: the config's). `context` is the multiprocessing context the block uses (or its start method);
-    without one, spawn is assumed and a child that was started otherwise is warned about on the way out. Yields the
+    without one, spawn is assumed and a child that was started otherwise is warned about on the way out. `backend`
+    (None: the config's) is what binds: numactl, builtin, or auto, which is numactl where it is on PATH. Yields the
     Binding in force: without CPUs, and with its reasons, where the process stays unbound.
 
     Blocks of several threads wait for each other. Blocks of coroutines must not overlap, as a block cannot tell whose
     child is being started: where they do, both stay unbound and that is said.
 
-    Raises ConfigError for what cannot be planned and for explicit binding without numactl, and, under
+    Raises ConfigError for what cannot be planned and for explicit binding without any backend, and, under
     `config.strict`, StrictError where a process would be less bound than planned; a child already started by fork or
     forkserver is terminated then. Nothing else is raised, and never over an exception of the block's own.
     """
     require_linux()
     check_process(local_rank, dp_local_rank, process_kind)
     with spawner.lock:
-        start = prepare(config, Process(process_kind, local_rank, dp_local_rank), context)
+        start = prepare(config, Process(process_kind, local_rank, dp_local_rank), context, backend)
         with carried(config, start.detected), in_force(start.swap):
             yield start.binding
         if start.swap and start.swap.pid == os.getpid():
@@ -119,14 +123,16 @@ def in_force(swap: Swap | None) -> Iterator[None]:
             raise interrupt
 
 
-def prepare(config: Any, process: Process, context: Any) -> Start:
+def prepare(config: Any, process: Process, context: Any, backend_choice: BackendChoice | None = None) -> Start:
     """Return what to start with: no swap where the process stays unbound."""
     off = what_switches_off(config, os.environ)
     if off:
         return Start(switched_off(process, off))
     launch = launch_config(config)
-    numactl = numactl_now()
-    circumstances = Circumstances(start_method_of(context), numactl_missing=numactl is None)
+    if backend_choice is not None:
+        launch = replace(launch, backend=backend_choice)
+    backend = backend_now(launch.backend)
+    circumstances = Circumstances(start_method_of(context), numactl_missing=backend is None)
     detected = detect(config, own_variables())
     made = _planner.plan(detected.machine, launch, process, circumstances)
     binding = made.processes[0]
@@ -138,16 +144,16 @@ def prepare(config: Any, process: Process, context: Any) -> Start:
             raise StrictError(obstacle.message)
         say_once(logging.WARNING, obstacle.message)
         return Start(unbound(binding, obstacle), None, detected)
-    if numactl is None:
+    if backend is None:
         raise numactl_needed()
-    found = _prober.arguments(numactl, binding, auto=made.mode == "auto", strict=launch.strict)
+    found = _prober.arguments(backend, binding, auto=made.mode == "auto", strict=launch.strict)
     if not found.args:
         return Start(unbound(binding, found.dropped), None, detected)
     left = applied(binding, found)
-    values = (os.fsdecode(spawner.python() or ""), numactl, " ".join(found.args))
+    values = (os.fsdecode(spawner.python() or ""), backend.program, backend.script, " ".join(found.args))
     variables = {
         **dict(zip(WRAPPER_VARIABLES, values, strict=True)),
-        **odd_variables(numactl),
+        **odd_variables(backend.program),
         **handover_variable(detected.machine, left),
     }
     return Start(left, Swap(WRAPPER, variables), detected, launch.strict)
@@ -192,14 +198,14 @@ LONGEST_VARIABLE = 120_000
 """The kernel takes no string of 128 KiB or more in an environment (MAX_ARG_STRLEN), ours before the name included."""
 
 
-def odd_variables(numactl: str) -> dict[str, str]:
+def odd_variables(program: str) -> dict[str, str]:
     """Return the variables that hand those to the wrapper whose names are no identifiers, which ``sh`` would drop.
 
-    None where the wrapper's ``env`` would take numactl's path for a variable too.
+    None where the wrapper's ``env`` would take the backend's path for a variable too.
     """
     odd = [os.fsdecode(name) for name in os.environb if not _SHELL_NAME.fullmatch(name)]
     texts = [f"{name}={os.environ[name]}" for name in odd if len(os.environ[name]) < LONGEST_VARIABLE]
-    if not texts or "=" in numactl:
+    if not texts or "=" in program:
         return {}
     return {COUNT_VARIABLE: str(len(texts)), **{f"{COUNT_VARIABLE}_{i}": text for i, text in enumerate(texts, 1)}}
 
@@ -232,6 +238,14 @@ def numactl_now() -> str | None:
     return _numactl_of_path.get(path)
 
 
+def backend_now(choice: BackendChoice) -> Backend | None:
+    """Return the backend that binds workers now, None where none may serve."""
+    numactl = numactl_now() if choice != "builtin" else None
+    if numactl:
+        return Backend(numactl)
+    return builtin_backend(sys.executable) if choice != "numactl" else None
+
+
 def cannot_wrap(circumstances: Circumstances, process: Process, python: Executable) -> Note | None:
     """Return why the wrapper cannot bind this process, found before the start: its child would just exit with 255."""
     if circumstances.start_method != "spawn":
@@ -244,7 +258,7 @@ def cannot_wrap(circumstances: Circumstances, process: Process, python: Executab
         return note("wrapper-not-executable", path="an embedded Python without sys.executable", fix=fix)
     for path, fix in (
         (WRAPPER, f"chmod +x {WRAPPER}, or install numa-launch on a file system that is not mounted noexec"),
-        (SHELL, "put a POSIX shell there, as the wrapper around numactl needs one"),
+        (SHELL, "put a POSIX shell there, as the wrapper needs one"),
     ):
         if not is_executable(path):
             return note("wrapper-not-executable", path=path, fix=fix)

@@ -39,6 +39,7 @@ class Options(NamedTuple):
     external_lb: bool
     device_ids: list[int] | None
     vendor: str | None
+    backend: str
     rank: int | None
     kind: Kind | None
     nproc: int | None
@@ -134,6 +135,13 @@ OPTIONS: list[Callable[[F], F]] = [
     click.option("--external-lb", is_flag=True, help="Shards are started one by one behind a load balancer."),
     click.option("--device-ids", type=Ids(), metavar="2,3", help="The visible GPUs that are this command's."),
     vendor_option,
+    click.option(
+        "--backend",
+        type=choice("backend"),
+        default="auto",
+        envvar="NUMA_LAUNCH_BACKEND",
+        help="What binds: numactl, or system calls of our own. auto: numactl where it is on PATH.",
+    ),
     click.option("--rank", type=AT_LEAST_0, help="Local rank.  [default: from LOCAL_RANK, SLURM_LOCALID, …]"),
     click.option(
         "--kind",

@@ -55,6 +55,7 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         distributed_executor_backend=options.executor,  # type: ignore[arg-type]
         data_parallel_backend=options.dp_backend,  # type: ignore[arg-type]
         assigned_physical_gpu_ids=options.device_ids,
+        backend=options.backend,  # type: ignore[arg-type]
     )
     spread_ranks = ranks_to_spread(options, config, environ) if spread else None
     if options.tp is None:

@@ -6,12 +6,14 @@ Example: ``LOCAL_RANK=3 numa-launch -- python train.py`` binds to the node of GP
 import contextlib
 import logging
 import shlex
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from numa_launch.apply.command import become, check_command, find_numactl, own_environment
+from numa_launch.apply.backend import Backend, find_backend
+from numa_launch.apply.command import become, check_command, own_environment
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.apply.probe import Prober
 from numa_launch.cli.options import Options, launch_options
@@ -34,7 +36,7 @@ Examples:
   numa-launch --numa-nodes 0,1 --rank 1 -- python worker.py
   torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
 
---bind, --numa-nodes, --numa-cpus, --memory, --strict, --map and --vendor can also be set in the environment:
+--bind, --numa-nodes, --numa-cpus, --memory, --strict, --map, --vendor and --backend can also be set in the environment:
 NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", …
 """
 
@@ -125,9 +127,9 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
         ask_driver=options.dry_run or (options.bind is not False and options.map_by == "gpu"),
     )
     asked = request(options, machine, environ)
-    numactl = find_numactl(environ)
+    backend = find_backend(asked.config.backend, environ, sys.executable)
     circumstances = Circumstances(
-        numactl_missing=numactl is None and options.root is None,
+        numactl_missing=backend is None and options.root is None,
         switched_off=asked.switched_off,
         spread_ranks=asked.spread_ranks,
     )
@@ -139,13 +141,13 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
     path = check_command(to_run[0], environ)
     made = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances)
     report(made._replace(warnings=made.warnings + asked.warnings))
-    args, bound = resolve(made, asked, numactl)
-    if not bound.bound:
+    args, bound = resolve(made, asked, backend)
+    if backend is None or not bound.bound:
         become(path, to_run, environ)
     no_rank = " over all visible GPUs, as there is no rank" if asked.launched.over_all else ""
-    logging.getLogger(LOGGER).info("%s: numactl %s", described(bound, no_rank), shlex.join(args))
+    logging.getLogger(LOGGER).info("%s: %s %s", described(bound, no_rank), backend.name, shlex.join(args))
     handed = {**environ, **handover_variable(machine, bound)}
-    become(path, to_run, handed, numactl=numactl or "", numactl_args=args)
+    become(path, to_run, handed, backend=[*backend.command, *args])
 
 
 def check_run(options: Options, command: list[str] | None) -> list[str]:
@@ -168,14 +170,14 @@ def check_run(options: Options, command: list[str] | None) -> list[str]:
     return command
 
 
-def resolve(made: Plan, asked: Request, numactl: str | None) -> tuple[list[str], Binding]:
-    """Return the arguments that numactl accepts here, none where the process stays unbound, and what they set."""
+def resolve(made: Plan, asked: Request, backend: Backend | None) -> tuple[list[str], Binding]:
+    """Return the arguments that the backend accepts here, none where the process stays unbound, and what they set."""
     binding = made.processes[0]
     if not binding.bound:
         return [], binding
-    if numactl is None:
+    if backend is None:
         raise numactl_needed()
-    found = Prober().arguments(numactl, binding, auto=made.mode == "auto", strict=asked.config.strict)
+    found = Prober().arguments(backend, binding, auto=made.mode == "auto", strict=asked.config.strict)
     return list(found.args), applied(binding, found) if found.args else unbound(binding, found.dropped)
 
 

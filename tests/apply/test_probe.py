@@ -12,6 +12,7 @@ import pytest
 
 from numa_launch import StrictError
 from numa_launch.apply import probe
+from numa_launch.apply.backend import Backend
 from numa_launch.apply.numactl import candidates, numactl_args, policy_text
 from numa_launch.apply.probe import Found, Outcome, Prober, first_own_line, try_command
 from numa_launch.bounded import HUNG, run_bounded
@@ -34,7 +35,7 @@ EPERM = "echo 'set_mempolicy: Operation not permitted' >&2; exit 1"
 
 
 def arguments(numactl: Path | str, binding: Binding = BINDING, *, auto: bool = False, strict: bool = False) -> Found:
-    return Prober().arguments(str(numactl), binding, auto=auto, strict=strict)
+    return Prober().arguments(Backend(str(numactl)), binding, auto=auto, strict=strict)
 
 
 def tried(numactl: Path) -> list[str]:
@@ -86,7 +87,7 @@ def test_fallback_with_one_warning_that_says_what_why_and_the_fix(
     numactl = fake_numactl(f'case "$*" in {refused}) {EPERM};; esac; {RUN_IT}')
     prober = Prober()
     for _ in range(2):
-        found = prober.arguments(str(numactl), BINDING, auto=False, strict=False)
+        found = prober.arguments(Backend(str(numactl)), BINDING, auto=False, strict=False)
         assert " ".join(found.args).startswith(kept)
         assert bool(found.args) == bool(kept)
     assert len(tried(numactl)) == count
@@ -109,7 +110,7 @@ def test_in_auto_mode_a_failure_is_remembered_for_the_other_ranks(fake_numactl: 
     numactl = fake_numactl(EPERM)
     prober = Prober()
     for node in range(3):
-        found = prober.arguments(str(numactl), BINDING._replace(nodes=(node,)), auto=True, strict=False)
+        found = prober.arguments(Backend(str(numactl)), BINDING._replace(nodes=(node,)), auto=True, strict=False)
         assert found.args == ()
         assert found.dropped
         assert found.dropped.code == "probe-failed"
@@ -120,7 +121,7 @@ def test_in_auto_mode_a_fallback_is_no_failure(fake_numactl: FakeNumactl) -> Non
     numactl = fake_numactl(f'case "$*" in *--membind*) {EPERM};; esac; {RUN_IT}')
     prober = Prober()
     for node in range(2):
-        args = prober.arguments(str(numactl), BINDING._replace(nodes=(node,)), auto=True, strict=False).args
+        args = prober.arguments(Backend(str(numactl)), BINDING._replace(nodes=(node,)), auto=True, strict=False).args
         assert args == (f"--cpunodebind={node}",)
 
 
@@ -149,7 +150,7 @@ def test_a_numactl_that_hung_once_is_not_waited_for_again(
     numactl = fake_numactl("exec sleep 600")
     prober = Prober()
     for node in range(3):
-        found = prober.arguments(str(numactl), BINDING._replace(nodes=(node,)), auto=False, strict=False)
+        found = prober.arguments(Backend(str(numactl)), BINDING._replace(nodes=(node,)), auto=False, strict=False)
         assert found.args == ()
     assert len(tried(numactl)) == 1
 
@@ -252,9 +253,9 @@ def test_another_ld_preload_is_probed_anew(fake_numactl: FakeNumactl, monkeypatc
 def test_strict_raises_also_where_another_rank_had_failed(fake_numactl: FakeNumactl) -> None:
     numactl = fake_numactl(EPERM)
     prober = Prober()
-    prober.arguments(str(numactl), BINDING, auto=True, strict=False)
+    prober.arguments(Backend(str(numactl)), BINDING, auto=True, strict=False)
     with pytest.raises(StrictError):
-        prober.arguments(str(numactl), BINDING, auto=True, strict=True)
+        prober.arguments(Backend(str(numactl)), BINDING, auto=True, strict=True)
 
 
 def test_junk_is_one_printable_line(fake_numactl: FakeNumactl) -> None:

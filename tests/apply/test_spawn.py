@@ -585,7 +585,7 @@ def test_memory_binding_that_is_forbidden_is_dropped(
 ) -> None:
     fake_numactl(f'case "$*" in *--membind*) {EPERM};; esac; {RUN_IT}')
     with configure_subprocess(TWO, 0) as binding:
-        assert os.environ[WRAPPER_VARIABLES[2]] == f"--physcpubind={CPU_A}"
+        assert os.environ[WRAPPER_VARIABLES[3]] == f"--physcpubind={CPU_A}"
     assert (binding.memory_policy, binding.memory_nodes) == (None, ())
     assert "binding-dropped" in [reason.code for reason in binding.reasons]
     assert "Operation not permitted" in caplog.text
@@ -599,14 +599,14 @@ def test_strict_raises_where_the_probe_fails(fake_numactl: FakeNumactl) -> None:
 
 def test_explicit_without_numactl_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="apt-get install numactl"), configure_subprocess(TWO, 0):
+    with pytest.raises(ConfigError, match="apt-get install numactl"), configure_subprocess(TWO, 0, backend="numactl"):
         pass
 
 
 def test_auto_without_numactl_stays_unbound(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     caplog.set_level(logging.INFO)
-    with configure_subprocess(LaunchConfig(), 0) as binding:
+    with configure_subprocess(LaunchConfig(backend="numactl"), 0) as binding:
         assert not binding.bound
     assert "install the package numactl" in caplog.text
 

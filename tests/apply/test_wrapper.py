@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from numa_launch.apply.backend import BUILTIN, Backend
 from numa_launch.apply.spawn import WRAPPER
 from numa_launch.apply.swap import WRAPPER_VARIABLES
 from tests.apply.conftest import RUN_IT
@@ -20,9 +21,9 @@ SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getpid(), dict(
 
 
 def run(
-    shell: list[str], python: str | None, numactl: str | None, args: str | None, *command: str
+    shell: list[str], python: str | None, numactl: str | None, args: str | None, *command: str, builtin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    given = zip(WRAPPER_VARIABLES, (python, numactl, args), strict=True)
+    given = zip(WRAPPER_VARIABLES, (python, numactl, builtin, args), strict=True)
     environ = {**os.environ, **{name: value for name, value in given if value is not None}}
     return subprocess.run([*shell, WRAPPER, *command], env=environ, capture_output=True, text=True, timeout=30)
 
@@ -74,7 +75,7 @@ def test_it_becomes_python_with_every_argument_and_without_its_variables(shell: 
 @needs_numactl
 def test_pid_and_exit_status_pass_through() -> None:
     environ = {**os.environ, WRAPPER_VARIABLES[0]: sys.executable, WRAPPER_VARIABLES[1]: str(shutil.which("numactl"))}
-    environ[WRAPPER_VARIABLES[2]] = f"--physcpubind={CPU_B}"
+    environ[WRAPPER_VARIABLES[3]] = f"--physcpubind={CPU_B}"
     program = "import os; print(os.getpid(), flush=True); os._exit(37)"
     child = subprocess.Popen([WRAPPER, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
     out, _ = child.communicate()
@@ -87,8 +88,27 @@ def test_numactl_that_is_gone_leaves_python_unbound_and_says_so(shell: list[str]
     done = run(shell, "/bin/echo", "/nowhere/numactl", "--membind=0", "started")
     assert (done.returncode, done.stdout) == (0, "started\n")
     assert done.stderr.splitlines() == [
-        "numa-launch: /nowhere/numactl is gone, so this worker runs unbound: install numactl again"
+        "numa-launch: /nowhere/numactl is gone, so this worker runs unbound: install it again"
     ]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: Path(shell[0]).name)
+def test_the_built_in_backend_is_run_as_it_was_probed(shell: list[str]) -> None:
+    odd = ["a b", "", "*", "--", "$HOME", "'\""]
+    builtin = Backend(sys.executable, BUILTIN)
+    done = run(shell, "/bin/echo", "/bin/echo", "--all --membind=0", *odd, builtin=BUILTIN)
+    assert done.stdout.split() == " ".join([*builtin.command[1:], "--all --membind=0 -- /bin/echo", *odd]).split()
+    done = run(shell, sys.executable, sys.executable, f"--physcpubind={CPU_B}", "-c", SHOW, *odd, builtin=BUILTIN)
+    argv, _, environ = json.loads(done.stdout)
+    assert argv == odd
+    assert not any(name.startswith("NUMA_LAUNCH") for name in environ)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: Path(shell[0]).name)
+def test_a_built_in_backend_that_is_gone_leaves_python_unbound_and_says_so(shell: list[str]) -> None:
+    done = run(shell, "/bin/echo", sys.executable, "--membind=0", "started", builtin="/nowhere/builtin.py")
+    assert (done.returncode, done.stdout) == (0, "started\n")
+    assert done.stderr.startswith("numa-launch: /nowhere/builtin.py is gone, so this worker runs unbound")
 
 
 def test_a_python_path_with_blanks_is_one_path(tmp_path: Path) -> None:

@@ -184,17 +184,23 @@ def test_a_plan_without_stdout_is_no_traceback() -> None:
 
 
 def test_the_environment_is_the_callers_but_for_what_is_handed_over() -> None:
-    environ = {"PATH": os.environ["PATH"], "LANG": "C"}
+    for locale in ("LANG", "LC_CTYPE"):
+        check_environment({"PATH": os.environ["PATH"], locale: "C"})
+
+
+def check_environment(environ: dict[str, str]) -> None:
     for bind, added in ((["--no-bind"], set()), (BIND, {VARIABLE})):
         # Where the path of .venv has a blank, its scripts start by way of sh, which adds PWD.
         command = [NUMA_LAUNCH, *bind, "--", "env"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        assert {line.partition("=")[0] for line in done.stdout.splitlines()} - {"_", "PWD"} == {"PATH", "LANG"} | added
+        got = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        assert got.keys() - {"_", "PWD"} == environ.keys() | added
+        assert environ.items() <= got.items()
 
 
 def test_explicit_without_numactl_names_the_package(tmp_path: Path) -> None:
     (tmp_path / "true").symlink_to("/bin/true")
-    environ = {"PATH": str(tmp_path)}
+    environ = {"PATH": str(tmp_path), "NUMA_LAUNCH_BACKEND": "numactl"}
     assert "apt-get install numactl" in error_of(run(*BIND, "--", "true", env=environ), 2)
     assert run("--", "true", env=environ).returncode == 0
     dry = run(*BIND, "--dry-run", "--json", env=environ)

@@ -39,7 +39,7 @@ GUESTS = {
         "".join(f"--node cpus={2 * i}-{2 * i + 1},mem=256M " for i in range(8))
         + "--distance 0,1,12 --distance 0,4,32 "
         + " ".join(f"--gpu {node}" for node in (3, 2, 1, 0, 7, 6, 5, 4)),
-        ("auto", "threads", "accepted", "capture"),
+        ("auto", "builtin", "threads", "accepted", "capture"),
         1200,
     ),
     # Two packages with SMT, four GPUs; every kind of limit.
@@ -56,8 +56,8 @@ GUESTS = {
                 "cpuset-one-node-explicit",
                 "cpuset-fewer-mems",
             ),
-            *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict"),
-            *("noexec", "numactl-missing", "numactl-missing-explicit", "killed", "accepted"),
+            *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict", "seccomp-builtin"),
+            *("noexec", "numactl-missing", "numactl-missing-explicit", "builtin-explicit", "killed", "accepted"),
             *("offline-one", "offline-node", "capture-cpuset"),
         ),
         1500,
@@ -66,7 +66,7 @@ GUESTS = {
     "odd": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --node cpus=4-5 --node mem=256M "
         "--distance 3,2,15 --distance 3,1,25 --gpu 0 --gpu 1 --gpu 2 --gpu 3",
-        ("auto", "explicit", "accepted", "capture"),
+        ("auto", "explicit", "builtin-explicit", "accepted", "capture"),
         900,
     ),
     # The firmware says nothing of the GPUs' nodes.

@@ -3,6 +3,7 @@
 One generic check runs over everything that was started in every scenario; a table says what else each must show.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ PLANNED = [
     for name in spec.scenarios
     if name not in ("threads", "killed", "accepted", "spread", "capture", "capture-cpuset")
 ]
-NO_MEMORY_POLICY = ("seccomp", "seccomp-auto", "seccomp-new")
+NO_MEMORY_POLICY = ("seccomp", "seccomp-auto", "seccomp-new", "seccomp-builtin")
 POLICIES = {
     "--membind": "bind",
     "--preferred": "prefer",
@@ -230,7 +231,16 @@ def test_workers_killed_in_mid_start_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("guest", [guest for guest, spec in GUESTS.items() if "accepted" in spec.scenarios])
-def test_real_numactl_accepts_every_planned_argument(guest: str) -> None:
+def test_both_backends_accept_every_planned_argument_and_leave_the_same(guest: str) -> None:
     said = scenario(guest, "accepted")["said"]
     assert len(said) >= 40
-    assert {key: problem for key, problem in said.items() if problem} == {}
+    assert {key: both for key, both in said.items() if both[0] != both[1]} == {}
+    shown = re.compile(r"Cpus_allowed_list:\t[0-9,-]+\n(default|prefer|bind|interleave)[^\n]*\n")
+    assert [key for key, (by_numactl, _) in said.items() if not shown.fullmatch(by_numactl)] == []
+
+
+@pytest.mark.parametrize(("guest", "name"), [("eight", "builtin"), ("two", "builtin-explicit")])
+def test_the_built_in_backend_binds_where_numactl_is_missing(guest: str, name: str) -> None:
+    result = scenario(guest, name)
+    assert all(process["numactl_args"] for process in result["plan"]["processes"])
+    assert "built-in backend" in result["command"]["stderr"]

@@ -1,0 +1,132 @@
+"""Which backend binds, and that workers and commands get the same from both."""
+
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from numa_launch import ConfigError, LaunchConfig, configure_subprocess
+from numa_launch.apply.backend import BUILTIN, Backend, find_backend
+from numa_launch.config import BackendChoice
+from tests.apply.conftest import FakeNumactl
+from tests.host import ALL_ALLOWED, BOUND_TO_B, CPU_A, CPU_B, needs_numactl
+from tests.vm import truth
+
+CONTEXT = multiprocessing.get_context("spawn")
+LISTS = LaunchConfig(numa_bind_cpus=[str(CPU_A), str(CPU_B)])
+TRUTH = str(Path(truth.__file__))
+
+
+@pytest.mark.parametrize(
+    ("choice", "there", "chosen"),
+    [
+        ("auto", True, "numactl"),
+        ("auto", False, "builtin"),
+        ("numactl", True, "numactl"),
+        ("numactl", False, None),
+        ("builtin", True, "builtin"),
+        ("builtin", False, "builtin"),
+    ],
+)
+def test_auto_takes_numactl_where_it_is_on_path(
+    choice: BackendChoice, there: bool, chosen: str | None, tmp_path: Path, fake_numactl: FakeNumactl
+) -> None:
+    numactl = str(fake_numactl("exit 0"))
+    found = find_backend(choice, {"PATH": str(Path(numactl).parent if there else tmp_path)}, sys.executable)
+    assert found == {"numactl": Backend(numactl), "builtin": Backend(sys.executable, BUILTIN), None: None}[chosen]
+
+
+@pytest.mark.parametrize("python", [None, "", "/nowhere/python"])
+def test_a_program_without_a_python_needs_numactl(python: str | None) -> None:
+    assert find_backend("auto", {"PATH": "/nowhere"}, python) is None
+
+
+def test_a_frozen_program_is_not_taken_for_a_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert find_backend("auto", {"PATH": "/nowhere"}, sys.executable) is None
+
+
+@pytest.mark.parametrize("make", [lambda: LaunchConfig(backend="none"), lambda: LaunchConfig(backend=None)])  # type: ignore[arg-type]
+def test_a_backend_that_is_none_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"backend \(--backend\)"):
+        make()
+    with pytest.raises(ConfigError, match="backend"), configure_subprocess(LISTS, 0, backend="other"):  # type: ignore[arg-type]
+        pass
+
+
+def worker_state(path: Path, config: Any, **options: Any) -> dict[str, Any]:
+    """Return what a spawned worker of rank 1 finds itself to be."""
+    with configure_subprocess(config, 1, **options) as binding:
+        process = CONTEXT.Process(target=truth.report, args=(str(path), {"bound": binding.bound}))
+        process.start()
+    process.join()
+    assert process.exitcode == 0
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (LISTS, {"backend": "builtin"}),
+        (LaunchConfig(numa_bind_cpus=LISTS.numa_bind_cpus, backend="builtin"), {}),
+        (SimpleNamespace(parallel_config=SimpleNamespace(numa_bind_cpus=LISTS.numa_bind_cpus, backend="nccl")), {}),
+    ],
+)
+def test_a_spawned_worker_is_bound_without_numactl(
+    config: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    seen = worker_state(tmp_path / "truth", config, **options)
+    assert seen["bound"]
+    assert (seen["state"]["cpus"], seen["state"]["policy"]) == (str(CPU_B), BOUND_TO_B)
+    assert seen["state"]["variables"] == []
+    assert truth.state()["cpus"] == ALL_ALLOWED
+    assert not any(name.startswith("NUMA_LAUNCH") for name in os.environ)
+
+
+@needs_numactl
+def test_workers_get_the_same_from_both(tmp_path: Path) -> None:
+    ours, theirs = (
+        worker_state(tmp_path / backend, LISTS, backend=backend)["state"] for backend in ("builtin", "numactl")
+    )
+    assert ours == theirs
+
+
+def run(*args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "numa_launch", "--numa-cpus", str(CPU_B), "--rank=0", *args]
+    command += ["--", sys.executable, "-S", TRUTH]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("args", "environ"),
+    [(["--backend", "builtin"], {}), ([], {"NUMA_LAUNCH_BACKEND": "builtin"}), ([], {"PATH": "/nowhere"})],
+)
+def test_a_command_is_bound_by_the_built_in_backend(args: list[str], environ: dict[str, str]) -> None:
+    done = run(*args, **environ)
+    state = json.loads(done.stdout)
+    assert (state["cpus"], state["policy"]) == (str(CPU_B), BOUND_TO_B)
+    (line,) = done.stderr.splitlines()
+    assert f"built-in backend --physcpubind={CPU_B} --membind=" in line
+
+
+def test_what_the_built_in_backend_refuses_is_dropped_and_said_in_its_words(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "builtin.py"
+    text = Path(BUILTIN).read_text().replace('"x86_64": 238, "aarch64": 237', "")
+    assert text != Path(BUILTIN).read_text()
+    broken.write_text(text)
+    monkeypatch.setattr("numa_launch.apply.backend.BUILTIN", str(broken))
+    caplog.set_level(logging.WARNING)
+    seen = worker_state(tmp_path / "truth", LISTS, backend="builtin")
+    assert (seen["state"]["cpus"], seen["state"]["policy"]) == (str(CPU_B), "default")
+    assert "built-in backend" in caplog.text
+    assert "setting membind: the system call's number is not known" in caplog.text
