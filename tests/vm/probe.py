@@ -409,7 +409,10 @@ def accepted_by_both(seed: int, count: int) -> dict[str, Any]:
                 key = f"{format_ids(os.sched_getaffinity(0))}: {' '.join(args)}"
                 if key not in said:
                     said[key] = [by_numactl(args), by_builtin(args)]
-    return {"said": said}
+    os.sched_setaffinity(0, every)
+    nodes = range(max(node.id for node in read_machine().nodes) + 2)
+    table = [f"--{option}={node}" for option in ("cpunodebind", *builtin.MODES) for node in nodes]
+    return {"said": said, "one by one": {arg: [by_numactl([arg]), by_builtin([arg])] for arg in table}}
 
 
 def printed_by(*args: str) -> list[Any]:

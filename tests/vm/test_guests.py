@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from numa_launch.apply import builtin
 from numa_launch.idsets import format_ids, parse_ids
 from tests.vm.conftest import GUESTS, scenario
 
@@ -237,6 +238,17 @@ def test_both_backends_accept_every_planned_argument_and_leave_the_same(guest: s
     assert {key: both for key, both in said.items() if both[0] != both[1]} == {}
     shown = re.compile(r"Cpus_allowed_list:\t[0-9,-]+\n(default|prefer|bind|interleave)[^\n]*\n")
     assert [key for key, (by_numactl, _) in said.items() if not shown.fullmatch(by_numactl)] == []
+
+
+@pytest.mark.parametrize("guest", [guest for guest, spec in GUESTS.items() if "accepted" in spec.scenarios])
+def test_both_backends_refuse_the_same_nodes(guest: str) -> None:
+    both = scenario(guest, "accepted")["one by one"]
+    taken = {arg: [shown.startswith("Cpus_allowed_list") for shown in pair] for arg, pair in both.items()}
+    assert {arg: pair for arg, pair in both.items() if any(taken[arg]) and pair[0] != pair[1]} == {}
+    last = max(int(arg.partition("=")[2]) for arg in both)
+    refused = {"--cpunodebind=2", "--cpunodebind=3", *(f"--{option}=2" for option in builtin.MODES)}
+    unknown = {arg for arg in both if arg.endswith(f"={last}")}
+    assert {arg for arg, each in taken.items() if not any(each)} == unknown | (refused if guest == "odd" else set())
 
 
 @pytest.mark.parametrize(("guest", "name"), [("eight", "builtin"), ("two", "builtin-explicit")])
