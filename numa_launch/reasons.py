@@ -7,10 +7,16 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """Something that the user should know: a stable code and one sentence."""
+    """Something that the user should know: a stable code, one sentence, and its part that says what to do about it."""
 
     code: str
     message: str
+    fix: str = ""
+
+    @property
+    def what(self) -> str:
+        """What is so, without what to do about it."""
+        return self.message.removesuffix(f": {self.fix}") if self.fix else self.message
 
 
 SKIP = {
@@ -26,8 +32,8 @@ SKIP = {
     "--backend auto (backend='auto')",
     "no-gpu": "no GPU is visible here{because}: pass --numa-nodes (numa_bind_nodes), or --map rank under a launcher "
     "that sets the number of ranks",
-    "single-node": "only one node has CPUs, so every CPU is as near as another: nothing to do (--numa-cpus binds to "
-    "single CPUs all the same)",
+    "single-node": "only one node has CPUs, so every CPU is as near as another: nothing can be gained "
+    "(--numa-cpus binds to single CPUs all the same)",
     "affinity-constrained": "this process was given only CPUs {affinity} of {allowed} (by taskset, srun or mpirun), "
     "which is respected: start it without that, or pass --bind to bind within them",
     "affinity-unknown": "the CPUs this process may use cannot be read: allow sched_getaffinity, or pass --bind",
@@ -41,8 +47,9 @@ SKIP = {
     "--dp-local, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) with an entry for each",
     "node-without-cpus": "GPU {index} is on node {node}, which has no CPUs: pass --bind to take the nearest node "
     "that has, or --numa-nodes",
-    "cpus-not-allowed": "no CPU of {where} may be used by this process (allowed: {allowed}): allow it CPUs there "
-    "(taskset, cpuset, --cpuset-cpus), or name others in --numa-nodes or --numa-cpus",
+    "cpus-not-allowed": "no CPU of {where} may be used by this process (it may use {allowed}): allow it CPUs there "
+    "(taskset; Docker: --cpuset-cpus; Kubernetes: the kubelet's CPU manager; Slurm: --exclusive), or name others in "
+    "--numa-nodes or --numa-cpus",
     "probe-failed": "nothing can be bound here: {why}",
 }
 """Why auto mode stays unbound: the first that holds, in this order, is the plan's skip reason."""
@@ -53,7 +60,8 @@ REASONS = {
     "cpus-narrowed": "of the CPU list {asked} this process may use only {usable}",
     "node-without-memory": "node {node} has no memory, so it is left out of the memory binding",
     "memory-not-allowed": "this process may not take memory from node {node} (Mems_allowed), so it is left out of "
-    "the memory binding",
+    "the memory binding: allow it that memory (Docker: --cpuset-mems; Kubernetes: the kubelet's memory manager; Slurm: "
+    "--exclusive)",
     "nearest-node": "GPU {index} is on node {node}, which has no CPUs: node {nearest} is the nearest that has",
     "priority-cores": "the priority cores {cpus} of node {nodes} are used (Priority Core Turbo)",
     "covers-workers": "CPUs {cpus} are added, as workers have them in their CPU lists",
@@ -92,5 +100,6 @@ SENTENCES = {**SKIP, **REASONS, **WARNINGS}
 
 
 def note(code: str, **values: object) -> Note:
-    """Return the note of a code, its sentence filled in."""
-    return Note(code, SENTENCES[code].format(**values))
+    """Return the note of a code, its sentence filled in; what to do stands behind the sentence's own first colon."""
+    _, _, fix = SENTENCES[code].partition(": ")
+    return Note(code, SENTENCES[code].format(**values), fix.format(**values))

@@ -10,7 +10,7 @@ import pytest
 import numa_launch
 
 PACKAGE = Path(numa_launch.__file__).parent
-LAYERS = ["machine", "plan", "apply", "observe", "launchers", "bench", "cli"]
+LAYERS = ["machine", "plan", "apply", "observe", "launchers", "bench", "doctor", "cli"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -151,4 +151,4 @@ def remedy(problem: str) -> str:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
     if os.environ.get("LD_PRELOAD"):
         return "LD_PRELOAD is set and reaches what binds too: unset it, or set it inside the worker"
-    return "run `numa-launch doctor` to see more, or pass --no-bind"
+    return "ask `numa-launch doctor`, or pass --backend builtin or --no-bind"

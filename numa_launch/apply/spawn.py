@@ -253,6 +253,11 @@ def cannot_wrap(circumstances: Circumstances, process: Process, python: Executab
         return note("start-method", what=f"{name} is", method=circumstances.start_method)
     if another_task_has_a_block():
         return note("blocks-overlap")
+    return wrapper_problem(python)
+
+
+def wrapper_problem(python: Executable) -> Note | None:
+    """Return why the wrapper cannot be executed, None where it can."""
     if not python:
         fix = "call multiprocessing.set_executable with the path of a Python first"
         return note("wrapper-not-executable", path="an embedded Python without sys.executable", fix=fix)

@@ -82,8 +82,7 @@ def vendor_option(function: F) -> F:
     )(function)
 
 
-OPTIONS: list[Callable[[F], F]] = [
-    click.option("--dry-run", is_flag=True, help="Print each process's numactl arguments and why; run nothing."),
+PLAN_OPTIONS: list[Callable[[F], F]] = [
     click.option(
         "--bind/--no-bind",
         default=None,
@@ -149,13 +148,25 @@ OPTIONS: list[Callable[[F], F]] = [
         help="What COMMAND is.  [default: a worker where there is a rank, else an EngineCore over all visible GPUs]",
     ),
     click.option("--nproc", type=AT_LEAST_1, help="With --dry-run: plan this many copies of COMMAND."),
+]
+"""What is to be planned, and for whom."""
+
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print each process's numactl arguments and why; run nothing.")
+SHOW_OPTIONS: list[Callable[[F], F]] = [
     click.option("--root", metavar="DIR|FILE", help="With --dry-run: plan for the machine captured in DIR or FILE."),
     click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON."),
 ]
 
 
-def launch_options(function: F) -> F:
-    """Add all options to a click command."""
-    for option in reversed(OPTIONS):
+def plan_options(function: F) -> F:
+    """Add the options that say what to plan to a click command."""
+    for option in reversed(PLAN_OPTIONS):
         function = option(function)
     return function
+
+
+def launch_options(function: F) -> F:
+    """Add all options of a run to a click command."""
+    for option in reversed(SHOW_OPTIONS):
+        function = option(function)
+    return DRY_RUN(plan_options(function))

@@ -58,13 +58,17 @@ class Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["capture", "topo"]
+        return ["capture", "doctor", "topo"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "topo":
             from numa_launch.cli.topo import topo
 
             return topo
+        if cmd_name == "doctor":
+            from numa_launch.cli.doctor import doctor
+
+            return doctor
         if cmd_name == "capture":
             from numa_launch.cli.capture import capture
 

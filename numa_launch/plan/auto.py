@@ -3,7 +3,7 @@
 Example: ``skip_reason(machine, LaunchConfig(), Circumstances()).code == "single-node"`` on a laptop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from numa_launch.config import LaunchConfig
 from numa_launch.idsets import format_ids
@@ -17,56 +17,51 @@ def skip_reason(machine: Machine, config: LaunchConfig, circumstances: Circumsta
 
     What depends on single processes (gpu-index-out-of-range and after) is left to ``decide``.
     """
-    return (
-        config_reason(config, circumstances)
-        or host_reason(machine, circumstances)
-        or limits_reason(machine)
-        or gpu_reason(machine, circumstances)
-    )
+    return next(unmet(machine, config, circumstances), None)
 
 
-def config_reason(config: LaunchConfig, circumstances: Circumstances) -> Note | None:
+def unmet(machine: Machine, config: LaunchConfig, circumstances: Circumstances) -> Iterator[Note]:
+    """Yield every condition of mode auto that is not met, in the order of the table of reasons."""
+    yield from config_reasons(config, circumstances)
+    yield from host_reasons(machine, circumstances)
+    yield from limits_reasons(machine)
+    unknown = [i for i, gpu in enumerate(machine.visible_gpus) if gpu.node is None]
+    if unknown and circumstances.spread_ranks is None:
+        yield gpu_node_unknown(machine, unknown)
+
+
+def config_reasons(config: LaunchConfig, circumstances: Circumstances) -> Iterator[Note]:
     if circumstances.start_method != "spawn":
-        return note("start-method", what="workers are", method=circumstances.start_method)
+        yield note("start-method", what="workers are", method=circumstances.start_method)
     if config.distributed_executor_backend not in ("mp", "uni") and not circumstances.binds_itself:
         value = config.distributed_executor_backend
-        return note("executor", field="distributed_executor_backend", value=value)
+        yield note("executor", field="distributed_executor_backend", value=value)
     if config.data_parallel_backend != "mp" and not circumstances.binds_itself:
-        return note("executor", field="data_parallel_backend", value=config.data_parallel_backend)
+        yield note("executor", field="data_parallel_backend", value=config.data_parallel_backend)
     if config.assigned_physical_gpu_ids is not None:
-        return note("device-ids")
-    return None
+        yield note("device-ids")
 
 
-def host_reason(machine: Machine, circumstances: Circumstances) -> Note | None:
+def host_reasons(machine: Machine, circumstances: Circumstances) -> Iterator[Note]:
     if circumstances.numactl_missing:
-        return note("numactl-missing")
+        yield note("numactl-missing")
     if not machine.visible and circumstances.spread_ranks is None:
-        return note("no-gpu", because=why_no_gpu(machine))
+        yield note("no-gpu", because=why_no_gpu(machine))
     if len(machine.nodes_with_cpus) < 2:
-        return note("single-node")
-    return None
+        yield note("single-node")
 
 
-def limits_reason(machine: Machine) -> Note | None:
+def limits_reasons(machine: Machine) -> Iterator[Note]:
     limits = machine.limits
     allowed = machine.online if limits.cpuset is None else machine.online & limits.cpuset
     if limits.affinity is None:
-        return note("affinity-unknown")
-    if not allowed - limits.isolated <= limits.affinity:
-        return note("affinity-constrained", affinity=format_ids(limits.affinity), allowed=format_ids(allowed))
+        yield note("affinity-unknown")
+    elif not allowed - limits.isolated <= limits.affinity:
+        yield note("affinity-constrained", affinity=format_ids(limits.affinity), allowed=format_ids(allowed))
     if limits.policy is None:
-        return note("mempolicy-unknown")
-    if limits.policy != "default":
-        return note("mempolicy-set", policy=limits.policy)
-    return None
-
-
-def gpu_reason(machine: Machine, circumstances: Circumstances) -> Note | None:
-    if circumstances.spread_ranks is not None:
-        return None
-    unknown = [i for i, gpu in enumerate(machine.visible_gpus) if gpu.node is None]
-    return gpu_node_unknown(machine, unknown) if unknown else None
+        yield note("mempolicy-unknown")
+    elif limits.policy != "default":
+        yield note("mempolicy-set", policy=limits.policy)
 
 
 def gpu_node_unknown(machine: Machine, indices: Iterable[int]) -> Note:

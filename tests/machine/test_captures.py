@@ -17,12 +17,11 @@ from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import read_topology
 
 MACHINES = Path(__file__).parents[3] / "shared/machines"
-FILES = sorted(MACHINES.glob("*.json"))
 
 
-def cases() -> list[Path | ParameterSet]:
-    if FILES:
-        return list(FILES)
+def cases(pattern: str = "*") -> list[Path | ParameterSet]:
+    if MACHINES.exists():
+        return [*sorted(MACHINES.glob(f"{pattern}.json"))]
     return [pytest.param(MACHINES, marks=pytest.mark.skip(reason="no captured machines beside the project"))]
 
 

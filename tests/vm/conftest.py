@@ -58,7 +58,7 @@ GUESTS = {
             ),
             *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict", "seccomp-builtin"),
             *("noexec", "numactl-missing", "numactl-missing-explicit", "builtin-explicit", "killed", "accepted"),
-            *("offline-one", "offline-node", "capture-cpuset"),
+            *("offline-one", "offline-node", "capture-cpuset", "doctor-limits"),
         ),
         1500,
     ),
@@ -66,9 +66,10 @@ GUESTS = {
     "odd": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --node cpus=4-5 --node mem=256M "
         "--distance 3,2,15 --distance 3,1,25 --gpu 0 --gpu 1 --gpu 2 --gpu 3",
-        ("auto", "explicit", "builtin-explicit", "accepted", "capture"),
+        ("auto", "explicit", "builtin-explicit", "accepted", "capture", "doctor"),
         900,
     ),
+    "one": Guest("--node cpus=0-1,mem=768M --gpu 0", ("doctor",), 300),
     # The firmware says nothing of the GPUs' nodes.
     "unknown": Guest(
         "--node cpus=0-1,mem=512M --node cpus=2-3,mem=512M --gpu -1 --gpu -1",

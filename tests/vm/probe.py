@@ -415,6 +415,58 @@ def accepted_by_both(seed: int, count: int) -> dict[str, Any]:
     return {"said": said, "one by one": {arg: [by_numactl([arg]), by_builtin([arg])] for arg in table}}
 
 
+def in_fork_of_its_own(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in a fork of this process, whose limits end with it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            result = work()
+        except BaseException:
+            result = traceback.format_exc()
+        with open(writer, "w") as out:
+            json.dump(result, out)
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as shown:
+        result = json.load(shown)
+    os.waitpid(pid, 0)
+    return result
+
+
+def doctor_under(limit: Limit, *args: str) -> Any:
+    """Return the exit status and the findings of doctor under a limit."""
+
+    def examined() -> Any:
+        with limit():
+            status, text = printed_by("doctor", "--json", *args)
+            return {"status": status, **json.loads(text)}
+
+    return in_fork_of_its_own(examined)
+
+
+NO_LIMIT: Limit = contextlib.nullcontext
+
+DOCTORS: dict[str, tuple[Limit, list[str], Limit, list[str]]] = {
+    "seccomp": (no_memory_policy, [], no_memory_policy, ["--memory=none"]),
+    "cpuset": (lambda: cpuset("4-7", "1"), [], lambda: cpuset("0-7", "0-1"), []),
+    "taskset": (lambda: taskset(0, 1, 4, 5), [], lambda: taskset(0, 1, 4, 5), ["--bind"]),
+    "noexec": (noexec, [], NO_LIMIT, []),
+    "numactl": (no_numactl, ["--backend=numactl"], no_numactl, ["--backend=auto"]),
+    "policy": (policy_set_before, [], policy_set_before, ["--bind"]),
+}
+"""Limit → the limit and options to examine under, and those under which its fix was applied."""
+
+
+def doctors(names: list[str], plain: list[str]) -> dict[str, Any]:
+    """Return what doctor finds without a limit, and under each: before and after the fix."""
+    found = {"none": [doctor_under(NO_LIMIT), doctor_under(NO_LIMIT, *plain)]}
+    for name in names:
+        limit, args, fixed, fixed_args = DOCTORS[name]
+        found[name] = [doctor_under(limit, *args), doctor_under(fixed, *fixed_args)]
+    return found
+
+
 def printed_by(*args: str) -> list[Any]:
     """Return the exit status of a command line of ours, and what it prints."""
     out = io.StringIO()
@@ -487,6 +539,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "killed": killed_in_mid_start,
     "capture": lambda: captured_here(contextlib.nullcontext),
     "capture-cpuset": lambda: captured_here(lambda: cpuset("1-6", "0-1")),
+    "doctor": lambda: doctors([], ["--bind"]),
+    "doctor-limits": lambda: doctors(list(DOCTORS), ["--bind"]),
     "accepted": lambda: accepted_by_both(seed=1, count=40),
 }
 

@@ -14,12 +14,8 @@ from tests.vm.conftest import GUESTS, scenario
 
 pytestmark = pytest.mark.guest
 
-PLANNED = [
-    (guest, name)
-    for guest, spec in GUESTS.items()
-    for name in spec.scenarios
-    if name not in ("threads", "killed", "accepted", "spread", "capture", "capture-cpuset")
-]
+NOT_PLANNED = ("threads", "killed", "accepted", "spread", "capture", "capture-cpuset", "doctor", "doctor-limits")
+PLANNED = [(guest, name) for guest, spec in GUESTS.items() for name in spec.scenarios if name not in NOT_PLANNED]
 NO_MEMORY_POLICY = ("seccomp", "seccomp-auto", "seccomp-new", "seccomp-builtin")
 POLICIES = {
     "--membind": "bind",
@@ -256,3 +252,38 @@ def test_the_built_in_backend_binds_where_numactl_is_missing(guest: str, name: s
     result = scenario(guest, name)
     assert all(process["numactl_args"] for process in result["plan"]["processes"])
     assert "built-in backend" in result["command"]["stderr"]
+
+
+def trouble(found: dict[str, Any]) -> dict[str, str]:
+    """Return the checks that found trouble, and their status."""
+    return {check["name"]: check["status"] for check in found["checks"] if check["status"] in ("fail", "warning")}
+
+
+@pytest.mark.parametrize(
+    ("guest", "limit", "check", "status", "names"),
+    [
+        ("two", "seccomp", "policy-set", "warning", "seccomp"),
+        ("two", "cpuset", "cpuset", "fail", "cpuset"),
+        ("two", "taskset", "affinity", "fail", "taskset"),
+        ("two", "noexec", "wrapper", "fail", "noexec"),
+        ("two", "numactl", "backend", "fail", "numactl"),
+        ("two", "policy", "inherited-policy", "fail", "interleave:0-1"),
+        ("odd", "none", "gpus", "fail", "no CPUs"),
+        ("one", "none", "nodes", "fail", "one node"),
+    ],
+)
+def test_doctor_names_the_limit_and_no_other_and_its_fix_helps(
+    guest: str, limit: str, check: str, status: str, names: str
+) -> None:
+    found, fixed = scenario(guest, "doctor" if limit == "none" else "doctor-limits")[limit]
+    assert trouble(found) == {check: status}
+    (named,) = [each for each in found["checks"] if each["name"] == check]
+    assert names in named["message"] + named["fix"]
+    assert found["fix"] == named["fix"]
+    assert (found["status"], found["would_bind"]) == ((1, False) if status == "fail" else (0, True))
+    assert (fixed["status"], fixed["would_bind"], trouble(fixed)) == (0, True, {})
+
+
+def test_doctor_finds_nothing_where_nothing_is_wrong() -> None:
+    for found in scenario("two", "doctor-limits")["none"]:
+        assert (found["status"], found["can_bind"], found["would_bind"], trouble(found)) == (0, True, True, {})

@@ -1,0 +1,203 @@
+"""What only trying shows: system calls of memory policy in a child, the backend, the wrapper; and the host's settings.
+
+Example: under Docker's default profile ``policy_set(machine).status == "warning"``, and its fix names SYS_NICE.
+"""
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numa_launch.apply.backend import Backend
+from numa_launch.apply.builtin import set_mempolicy
+from numa_launch.apply.probe import try_command
+from numa_launch.apply.spawn import SHELL, WRAPPER, start_method_of, wrapper_problem
+from numa_launch.apply.swap import Executable
+from numa_launch.doctor.check import Check, not_checked
+from numa_launch.idsets import format_ids
+from numa_launch.machine.files import read_text
+from numa_launch.machine.model import Machine
+
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
+"""Machine → number of the system call get_mempolicy(2)."""
+
+CAP_SYS_NICE = 23
+"""Its bit, from the kernel's uapi/linux/capability.h."""
+
+GIVE_SYS_NICE = (
+    "give it the capability SYS_NICE (Docker: --cap-add SYS_NICE; Kubernetes: securityContext.capabilities.add "
+    "[SYS_NICE]; Slurm: in the settings of its container runtime), or pass --memory none"
+)
+ALLOW_IN_PROFILE = (
+    "allow set_mempolicy, get_mempolicy and mbind in that profile (Docker: --security-opt seccomp=FILE; Kubernetes: "
+    "securityContext.seccompProfile; Slurm: in the settings of its container runtime), or pass --memory none"
+)
+WIDEN_CPUSET = (
+    "allow it that memory (Docker: --cpuset-mems; Kubernetes: the kubelet's Memory Manager; Slurm: --exclusive), or "
+    "pass --memory none"
+)
+OTHER_KERNEL = "nothing to do on this kernel; pass --memory none to leave memory alone without trying"
+
+
+class Confinement(NamedTuple):
+    """What of a process's confinement decides on system calls, as /proc/self/status shows it; None: it does not."""
+
+    filtered: bool | None
+    has_sys_nice: bool | None
+
+
+def confinement(status: str | None) -> Confinement:
+    """Return the confinement that a status file tells of (proc_pid_status(5))."""
+    mode = re.search(r"^Seccomp:\s*(\d)", status or "", re.MULTILINE)
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", status or "", re.MULTILINE)
+    return Confinement(
+        filtered=mode[1] != "0" if mode else None,
+        has_sys_nice=bool(int(capabilities[1], 16) >> CAP_SYS_NICE & 1) if capabilities else None,
+    )
+
+
+def error_in_child(call: Callable[[], None]) -> int:
+    """Return the errno with which a call fails in a child of its own, 0 where it does not fail.
+
+    A filter that kills the caller instead counts as EPERM.
+    """
+    pid = os.fork()
+    if not pid:
+        code = 255
+        try:
+            call()
+            code = 0
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EPERM
+
+
+def get_mempolicy() -> None:
+    """Read the calling thread's memory policy; raises OSError where the kernel refuses."""
+    number = GET_MEMPOLICY.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    libc = ctypes.CDLL(None, use_errno=True)
+    mode = ctypes.c_int()
+    nothing = (None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+    if libc.syscall(ctypes.c_long(number), ctypes.byref(mode), *nothing):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def why_refused(error: int, confined: Confinement) -> tuple[str, str]:
+    """Return in words what refuses a memory policy with this errno, and what to do."""
+    if error == errno.ENOSYS:
+        return "this kernel or sandbox has no memory policies", OTHER_KERNEL
+    if error == errno.EINVAL:
+        return "the cpuset does not allow memory of that node", WIDEN_CPUSET
+    if error == errno.EPERM and confined.filtered and not confined.has_sys_nice:
+        return "a seccomp filter forbids it to processes without the capability SYS_NICE", GIVE_SYS_NICE
+    if error == errno.EPERM and confined.filtered:
+        return "a seccomp filter forbids it, though the capability SYS_NICE is there", ALLOW_IN_PROFILE
+    if error == errno.EPERM:
+        return "a sandbox or security module forbids it", GIVE_SYS_NICE
+    return os.strerror(error), OTHER_KERNEL
+
+
+def policy_set(machine: Machine, wanted: bool) -> Check:
+    """Try to set a memory policy on a node that this process may use; `wanted`: the plan would set one."""
+    nodes = memory_nodes(machine)
+    if not nodes:
+        return Check("policy-set", "note", "no node's memory may be named here, so there is nothing to set")
+    error = error_in_child(lambda: set_mempolicy("preferred", nodes[:1]))
+    if not error:
+        return Check("policy-set", "ok", "setting a memory policy is allowed")
+    why, fix = why_refused(error, confinement(read_text("/proc/self/status")))
+    message = f"setting a memory policy is refused ({os.strerror(error)}): {why}"
+    return Check("policy-set", "warning" if wanted else "note", message, fix)
+
+
+def policy_read() -> Check:
+    """Try to read the memory policy by system call; nothing of ours depends on it, as numa_maps shows it too."""
+    error = error_in_child(get_mempolicy)
+    if not error:
+        return Check("policy-read", "ok", "reading the memory policy is allowed")
+    why, _ = why_refused(error, confinement(read_text("/proc/self/status")))
+    return Check("policy-read", "note", f"get_mempolicy is refused, so numa_maps is read instead: {why}")
+
+
+def preferred_many(machine: Machine, backend: Backend | None, may_set: bool, wanted: bool) -> Check:
+    """Try what an EngineCore over several nodes is bound with in mode auto."""
+    nodes = memory_nodes(machine)
+    if backend is None or not nodes or not may_set:
+        return not_checked("preferred-many", "not checked, as no memory policy can be set at all")
+    problem = try_command(backend.probe([f"--preferred-many={format_ids(nodes)}"])).problem
+    if problem is None:
+        return Check("preferred-many", "ok", f"{backend.name} can prefer several nodes on this kernel")
+    kernel_can = not error_in_child(lambda: set_mempolicy("preferred-many", nodes))
+    newer = "take Linux 5.15 or newer with numactl 2.0.15 or newer, or pass --memory interleave or none"
+    return Check(
+        "preferred-many",
+        "warning" if wanted else "note",
+        f"{backend.name} cannot prefer several nodes here ({problem}), so EngineCores over several leave memory alone",
+        "pass --backend builtin, as the kernel itself can" if kernel_can else newer,
+    )
+
+
+def try_backend(backend: Backend) -> str | None:
+    """Return what keeps the backend from running at all, None where it runs."""
+    return try_command(backend.probe([])).problem
+
+
+def memory_nodes(machine: Machine) -> list[int]:
+    return [node.id for node in machine.nodes if machine.has_memory(node.id) and machine.may_use_memory_of(node.id)]
+
+
+def ld_preload(backend: Backend | None) -> Check:
+    """Try whether what LD_PRELOAD loads into every process spares the shell and the backend."""
+    preload = os.environ.get("LD_PRELOAD")
+    if not preload:
+        return Check("ld-preload", "ok", "LD_PRELOAD is not set")
+    commands = [[SHELL, "-c", '"$@"', "sh", "true"], *([backend.probe([])] if backend else [])]
+    for command in commands:
+        problem = try_command(command).problem
+        if problem:
+            message = f"LD_PRELOAD={preload} reaches {os.path.basename(command[0])} too and ends it ({problem})"
+            return Check("ld-preload", "fail", message, "set it inside the worker instead")
+    return Check("ld-preload", "note", f"LD_PRELOAD={preload} reaches sh and the backend too; they were tried and work")
+
+
+def start_method() -> Check:
+    """Look at multiprocessing's default without fixing it."""
+    import multiprocessing
+
+    method = start_method_of(multiprocessing)
+    if method == "spawn":
+        return Check("start-method", "ok", "multiprocessing starts workers by spawn")
+    message = f"multiprocessing's default here is {method}, whose workers cannot be bound from outside"
+    fix = 'use multiprocessing.get_context("spawn"), or call numa_launch.bind_current_process in the worker'
+    return Check("start-method", "note", message, fix)
+
+
+def wrapper(python: Executable) -> Check:
+    """Try the script that stands in for Python when a worker is spawned."""
+    problem = wrapper_problem(python)
+    if problem is None:
+        return Check("wrapper", "ok", f"{WRAPPER} can be executed")
+    return Check("wrapper", "fail", problem.what, problem.fix, problem.code)
+
+
+def numa_balancing() -> Check:
+    value = (read_text("/proc/sys/kernel/numa_balancing") or "0").strip()
+    if value == "0":
+        return Check("numa-balancing", "ok", "automatic NUMA balancing is off")
+    message = "automatic NUMA balancing is on: it unmaps pages to see who uses them, needlessly for bound workers"
+    return Check("numa-balancing", "note", message, "measure with sysctl kernel.numa_balancing=0")
+
+
+def zone_reclaim() -> Check:
+    value = (read_text("/proc/sys/vm/zone_reclaim_mode") or "0").strip()
+    if value == "0":
+        return Check("zone-reclaim", "ok", "zone_reclaim_mode is 0")
+    message = f"zone_reclaim_mode is {value}: a node that is full drops its file cache before it takes memory elsewhere"
+    return Check("zone-reclaim", "note", message, "sysctl vm.zone_reclaim_mode=0, unless that is wanted")
