@@ -46,6 +46,7 @@ class Options(NamedTuple):
     root: str | None
     dry_run: bool
     as_json: bool
+    svg: str | None = None
 
 
 class Ids(click.ParamType[list[int]]):
@@ -70,6 +71,11 @@ AT_LEAST_0 = click.IntRange(min=0, max=MAX_ID)
 
 def choice(field: str) -> click.Choice[str]:
     return click.Choice(CHOICES[field])
+
+
+def svg_option(text: str) -> Callable[[F], F]:
+    """Return what adds ``--svg`` to a click command."""
+    return click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True), help=text)
 
 
 def vendor_option(function: F) -> F:
@@ -155,6 +161,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print each process's num
 SHOW_OPTIONS: list[Callable[[F], F]] = [
     click.option("--root", metavar="DIR|FILE", help="With --dry-run: plan for the machine captured in DIR or FILE."),
     click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON."),
+    svg_option("With --dry-run: also draw the machine, each worker on its node, into FILE."),
 ]
 
 

@@ -138,7 +138,7 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
         spread_ranks=asked.spread_ranks,
     )
     if options.dry_run:
-        show(machine, asked, circumstances, command or [], options.as_json)
+        show(machine, asked, circumstances, command or [], options)
         return
     if asked.launched is None:
         raise ConfigError("--kind worker needs a rank: pass --rank, or start it under torchrun, srun or mpirun")
@@ -156,6 +156,8 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
 
 def check_run(options: Options, command: list[str] | None) -> list[str]:
     """Return COMMAND; raises for a command line that can only be planned, not run."""
+    if options.svg is not None:
+        raise click.UsageError("--svg goes with --dry-run", click.get_current_context())
     if options.as_json:
         raise click.UsageError("--json goes with --dry-run", click.get_current_context())
     if options.root is not None:
@@ -191,8 +193,8 @@ def described(binding: Binding, also: str) -> str:
     return f"{binding.name}{also}: node {format_ids(binding.nodes)}, CPUs {format_ids(binding.cpus)}{memory}"
 
 
-def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], as_json: bool) -> None:
-    """Print the plan on stdout."""
+def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], options: Options) -> None:
+    """Print the plan on stdout, and draw it where that is asked for."""
     from numa_launch.cli.show import print_json, print_plan
 
     made = plan(machine, asked.config, processes=asked.processes, circumstances=circumstances)
@@ -203,7 +205,13 @@ def show(machine: Machine, asked: Request, circumstances: Circumstances, command
         # Where the processes shown can be bound but COMMAND itself cannot, it is left out.
         with contextlib.suppress(ConfigError, StrictError):
             launched = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances).processes[0]
-    if as_json:
+    if options.svg is not None:
+        from numa_launch.cli.svg import write_plan
+
+        write_plan(options.svg, machine, made)
+    if options.svg == "-":
+        return
+    if options.as_json:
         print_json(made, launched, command)
     else:
         print_plan(made, launched, command)

@@ -5,12 +5,16 @@ Example: ``print_json(plan, launched, ["python", "worker.py"])`` prints one obje
 
 import contextlib
 import importlib
+import os
 import shlex
+import sys
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from numa_launch.apply.command import own_environment
 from numa_launch.apply.numactl import numactl_args
 from numa_launch.idsets import format_ids
 from numa_launch.machine.gpu import Gpu
@@ -87,8 +91,21 @@ def wide_console() -> "Console":
     """Return a console as wide as the terminal; in a pipe as wide as the text, so that no line is broken."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=100_000)
+    if sys.stdout and not may_print_unicode(own_environment()) and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="ascii", errors="replace")
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    if os.environ.get("NO_COLOR"):  # neither colours nor bold: rich would leave the latter
+        plain["color_system"] = None
+    console = Console(**plain)
+    return console if console.is_terminal else Console(**plain, width=100_000)
+
+
+def may_print_unicode(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal of this locale shows more than ASCII, whatever Python makes of the C locale."""
+    if environ.get("PYTHONUTF8") == "1" or environ.get("PYTHONIOENCODING"):
+        return True
+    locale = next((environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environ.get(name)), "C")
+    return locale.split(".")[0] not in ("C", "POSIX") or "utf" in locale.lower()
 
 
 def table_of(*titles: str) -> "Table":

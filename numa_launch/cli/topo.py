@@ -3,17 +3,22 @@
 Example: ``numa-launch topo --json --root captured/dgx-h100``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from numa_launch.cli.options import vendor_option
+from numa_launch.cli.boxes import print_boxes
+from numa_launch.cli.options import svg_option, vendor_option
+from numa_launch.cli.scene import boxes_of, counted, memory_text
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, prepare_tables, table_of, wide_console
 from numa_launch.idsets import format_ids
 from numa_launch.machine.archive import opened
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import Topology, read_topology
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MOST_DISTANCES = 16
 """A table of distances between more nodes than this is left to --json."""
@@ -22,18 +27,25 @@ MOST_DISTANCES = 16
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--root", metavar="DIR|FILE", help="Show the machine captured in DIR or FILE.")
+@svg_option("Also draw the machine into FILE.")
 @vendor_option
-def topo(as_json: bool, root: str | None, vendor: str | None) -> None:
+def topo(as_json: bool, root: str | None, svg: str | None, vendor: str | None) -> None:
     """Show nodes, CPUs, memory, GPUs and what this process may use."""
     if not as_json and root is None:
         prepare_tables()
     with opened("/" if root is None else root) as where:
         machine = read_machine(where or "/", vendor=vendor)
         topology = read_topology(where or "/", machine)
+    if svg is not None:
+        from numa_launch.cli.svg import write_machine
+
+        write_machine(svg, machine)
+    if svg == "-":
+        return
     if as_json:
         dump(topo_json(machine, topology))
     else:
-        print_topo(machine, topology)
+        print_topo(machine, topology, wide_console())
 
 
 def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
@@ -67,31 +79,56 @@ def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
     }
 
 
-def print_topo(machine: Machine, topology: Topology) -> None:
-    console = wide_console()
+def print_topo(machine: Machine, topology: Topology, console: "Console") -> None:
+    """Print the machine as boxes in a terminal, as a table elsewhere."""
     console.print(
         f"{counted(len(machine.nodes), 'node')}, {counted(len(topology.packages), 'package')}, "
         f"{counted(len(topology.cores), 'core')}, {counted(len(machine.online), 'CPU')}, "
         f"{counted(len(machine.gpus), 'GPU')}"
     )
+    if console.is_terminal:
+        print_boxes(console, boxes_of(machine))
+    else:
+        print_nodes(console, machine)
+    print_distances(console, machine, topology)
+    print_gpus(console, machine)
+    if machine.gap and "driver-silent" not in {said.code for said in machine.notes}:
+        console.print(f"\nnote: {machine.gap}")
+    for said in machine.notes:
+        console.print(f"warning: {said.message} ({said.code})")
+
+
+def print_nodes(console: "Console", machine: Machine) -> None:
     index_of = {position: index for index, position in enumerate(machine.visible)}
     nodes = table_of("node", "CPUs", "usable CPUs", "memory", "GPUs")
     for node in machine.nodes:
         here = [index_of.get(i) for i, gpu in enumerate(machine.gpus) if gpu.node == node.id]
         hidden = f" ({here.count(None)} hidden)" if None in here else ""
-        memory = "unknown" if node.memory_kb is None else f"{node.memory_kb / 2**20:.1f} GiB"
+        memory = memory_text(node.memory_kb)
         usable = format_ids(machine.usable_cpus_of(node.id))
         gpus = " ".join(str(index) for index in here if index is not None) + hidden
         nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, gpus.strip())
     console.print(nodes)
-    if len(machine.nodes) > MOST_DISTANCES:
-        console.print(f"\ndistances between {len(machine.nodes)} nodes: see --json")
-    elif len(machine.nodes) > 1 and all(topology.distances.values()):
-        distances = table_of("distance", *(str(node.id) for node in machine.nodes))
-        for node_id, row in topology.distances.items():
-            distances.add_row(str(node_id), *map(str, row.values()))
-        console.print()
+
+
+def print_distances(console: "Console", machine: Machine, topology: Topology) -> None:
+    """Print the distances between all nodes, of many between those with CPUs, where a line has room for them."""
+    nodes = [node.id for node in machine.nodes]
+    shown = nodes if len(nodes) <= MOST_DISTANCES else list(machine.nodes_with_cpus)
+    if len(shown) < 2 or not all(topology.distances.values()):
+        return
+    distances = table_of("distance", *map(str, shown))
+    for node in shown:
+        distances.add_row(str(node), *(str(topology.distances[node][other]) for other in shown))
+    console.print()
+    if len(shown) > MOST_DISTANCES or console.measure(distances).maximum > console.width:
+        console.print(f"distances between {len(nodes)} nodes: see --json")
+    else:
         console.print(distances)
+
+
+def print_gpus(console: "Console", machine: Machine) -> None:
+    index_of = {position: index for index, position in enumerate(machine.visible)}
     if machine.gpus:
         names = ["name"] if any(gpu.name for gpu in machine.gpus) else []
         gpus_table = table_of("GPU", "address", "vendor", *names, "node", "known from")
@@ -102,11 +139,3 @@ def print_topo(machine: Machine, topology: Topology) -> None:
             gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", *name, node_text, gpu.source or "")
         console.print()
         console.print(gpus_table)
-    if machine.gap and "driver-silent" not in {said.code for said in machine.notes}:
-        console.print(f"\nnote: {machine.gap}")
-    for said in machine.notes:
-        console.print(f"warning: {said.message} ({said.code})")
-
-
-def counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

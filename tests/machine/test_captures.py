@@ -3,8 +3,10 @@
 They are not part of the project (their licences are not ours); without them these tests are left out.
 """
 
+import functools
 import json
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from _pytest.mark import ParameterSet
 
 from numa_launch.cli.topo import topo_json
 from numa_launch.idsets import parse_ids
+from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
-from numa_launch.machine.topology import read_topology
+from numa_launch.machine.topology import Topology, read_topology
 
 MACHINES = Path(__file__).parents[3] / "shared/machines"
 
@@ -31,15 +34,23 @@ def unpack(file: Path, to: Path) -> Path:
     return to if (to / "sys").exists() else next(path for path in to.iterdir() if path.is_dir())
 
 
+@functools.cache
+def captured(file: Path) -> tuple[Machine, Topology]:
+    """Return a captured machine, unpacked and read once."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = unpack(file, Path(directory))
+        machine = read_machine(root, environ={})
+        return machine, read_topology(root, machine)
+
+
 def sets(texts: Any) -> set[frozenset[int]]:
     return {parse_ids(text) for text in (texts.values() if isinstance(texts, dict) else texts)}
 
 
 @pytest.mark.parametrize("file", cases(), ids=lambda path: path.stem)
-def test_a_capture_is_read_as_others_read_it(file: Path, tmp_path: Path) -> None:
-    root, wanted = unpack(file, tmp_path), json.loads(file.read_text())
-    machine = read_machine(root, environ={})
-    got = topo_json(machine, read_topology(root, machine))
+def test_a_capture_is_read_as_others_read_it(file: Path) -> None:
+    wanted = json.loads(file.read_text())
+    got = topo_json(*captured(file))
     nodes = wanted["nodes"] or {"0": {"cpus": got["online_cpus"]}}
     assert {str(node["id"]): parse_ids(node["cpus"]) for node in got["nodes"]} == {
         i: parse_ids(node["cpus"]) for i, node in nodes.items()

@@ -1,0 +1,242 @@
+"""A machine as an SVG picture: a box for each node with its CPUs, memory and GPUs, and each worker on its node.
+
+Example: ``picture(machine, "mode auto", plan.processes)`` is the text of a file that any browser shows.
+Workers have colours, and a CPU those of the workers that are bound to it.
+"""
+
+import colorsys
+import textwrap
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from numa_launch.cli.output import write_file
+from numa_launch.cli.scene import Box, boxes_of, columns_for, counted, memory_text
+from numa_launch.idsets import format_ids
+from numa_launch.machine.model import Machine
+from numa_launch.plan.model import Binding, Plan
+
+WIDTH, PAD, GAP = 252, 12, 16
+"""Of a box: its width, the space inside it and between boxes, in pixels."""
+LINE, CHIP = 18, 22
+"""The height of a line of text, and of a chip that stands for a GPU or a process."""
+MOST_COLUMNS = 6
+
+FREE, FORBIDDEN, SHARED, INK, FAINT = "#c3ccd6", "#ffffff", "#5b6775", "#1d242c", "#68727d"
+"""CPUs that are allowed, not allowed, and of more workers than can be told; text, and text that matters less."""
+
+
+class Part(NamedTuple):
+    """Something drawn, `height` pixels high, as if its top left corner were 0, 0."""
+
+    height: int
+    body: str
+
+
+def write_machine(path: str, machine: Machine) -> None:
+    """Draw the machine into a file."""
+    write_file(path, picture(machine).encode())
+
+
+def write_plan(path: str, machine: Machine, made: Plan) -> None:
+    """Draw the machine with a plan's processes on their nodes into a file."""
+    bound = sum(binding.bound for binding in made.processes)
+    notes = [f"{said.message} ({said.code})" for said in (*filter(None, [made.skip_reason]), *made.warnings)]
+    unbound = [binding.name for binding in made.processes if not binding.bound]
+    if unbound:
+        notes.insert(0, f"unbound: {', '.join(unbound)}")
+    mode = f"mode {made.mode}: {bound} of {counted(len(made.processes), 'process')} bound"
+    write_file(path, picture(machine, mode, made.processes, notes).encode())
+
+
+def picture(machine: Machine, subtitle: str = "", processes: Sequence[Binding] = (), notes: Sequence[str] = ()) -> str:
+    """Return the picture; `subtitle` is its second line, `processes` are drawn on their nodes, `notes` stand below."""
+    colours = {
+        binding: colour_of(i) for i, binding in enumerate(b for b in processes if b.kind == "worker" and b.bound)
+    }
+    boxes = boxes_of(machine)
+    columns = columns_for(len(boxes), MOST_COLUMNS if len(boxes) > 12 else 4)
+    width = max(columns * (WIDTH + GAP) - GAP, 2 * WIDTH + GAP)
+    title = title_of(machine)
+    parts = [Part(26, text(0, 18, title, size=16, weight="bold"))]
+    if subtitle:
+        parts.append(Part(LINE, text(0, 12, subtitle)))
+    parts += [Part(LINE, text(0, 12, line, fill=FAINT)) for line in legend(machine, bool(processes), bool(colours))]
+    parts.append(Part(GAP // 2, ""))
+    for first in range(0, len(boxes), columns):
+        row = [box_part(box, processes, colours) for box in boxes[first : first + columns]]
+        height = max(part.height for part in row)
+        drawn = [moved(i * (WIDTH + GAP), 0, frame(height) + part.body) for i, part in enumerate(row)]
+        parts.append(Part(height + GAP, "".join(drawn)))
+    for note in notes:
+        parts += [Part(LINE, text(0, 12, line)) for line in folded(note, width)]
+    return document(width, parts, title)
+
+
+def document(width: int, parts: Sequence[Part], title: str) -> str:
+    """Return the parts below each other as a whole SVG file."""
+    body, y = [], 0
+    for part in parts:
+        body.append(moved(0, y, part.body))
+        y += part.height
+    whole_width, whole_height = width + 2 * GAP, y + 2 * GAP
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole_width}" height="{whole_height}" '
+        f'viewBox="0 0 {whole_width} {whole_height}" font-family="sans-serif" font-size="12">\n'
+        f"<title>{escape(title)}</title>\n"
+        f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
+        f"{moved(GAP, GAP, ''.join(body))}</svg>\n"
+    )
+
+
+def legend(machine: Machine, planned: bool, coloured: bool) -> list[str]:
+    lines = []
+    if machine.online - machine.usable_cpus:
+        lines.append("white: CPUs that this process may not use")
+    if coloured:
+        lines.append("a CPU has the colours of the workers that are bound to it (dark: of more than four)")
+    elif planned:
+        lines.append("no worker is bound")
+    return lines
+
+
+def box_part(box: Box, processes: Sequence[Binding], colours: Mapping[Binding, str]) -> Part:
+    """Return a node's box without its frame."""
+    here = [binding for binding in processes if binding.cpus & box.cpus]
+    owners = {cpu: [worker for worker in here if worker in colours and cpu in worker.cpus] for cpu in box.cpus}
+    parts = [heading(box), cells(box, owners, colours)]
+    parts.append(chips([gpu_chip(box, i) for i in range(len(box.gpus))]))
+    parts.append(chips([process_chip(binding, colours.get(binding)) for binding in here]))
+    body, y = [], PAD
+    for part in parts:
+        body.append(moved(PAD, y, part.body))
+        y += part.height
+    return Part(y + PAD, "".join(body))
+
+
+def heading(box: Box) -> Part:
+    drawn = text(0, 12, box.title, size=14, weight="bold")
+    if not box.nodes:
+        return Part(24, drawn)
+    each = " each" if len(box.nodes) > 1 else ""
+    forbidden = "" if box.memory_usable else ", not allowed"
+    drawn += text(WIDTH - 2 * PAD, 12, f"{memory_text(box.memory_kb)}{each}{forbidden}", fill=FAINT, anchor="end")
+    cpus = f"CPUs {format_ids(box.cpus)}" if box.cpus else "no CPUs"
+    return Part(46, drawn + text(0, 32, fitted(cpus, WIDTH - 2 * PAD), fill=FAINT))
+
+
+def cells(box: Box, owners: Mapping[int, Sequence[Binding]], colours: Mapping[Binding, str]) -> Part:
+    """Return a square for each CPU, in the order of their ids."""
+    if not box.cpus:
+        return Part(0, "")
+    size, in_row = next((size, in_row) for most, size, in_row in CELLS if len(box.cpus) <= most)
+    step = size + (2 if size > 4 else 1)
+    drawn = []
+    for place, cpu in enumerate(sorted(box.cpus)):
+        fills = [colours[owner] for owner in owners[cpu]] or [FREE if cpu in box.usable else FORBIDDEN]
+        tip = f"CPU {cpu}" + "".join(f", {owner.name}" for owner in owners[cpu])
+        drawn.append(moved(place % in_row * step, place // in_row * step, cell(size, fills, tip)))
+    return Part(-(-len(box.cpus) // in_row) * step + 8, "".join(drawn))
+
+
+CELLS = ((128, 11, 16), (512, 7, 24), (65536, 4, 40))
+"""Up to so many CPUs in a node: the size of a CPU's square, and squares in a row."""
+
+MOST_STRIPES = 4
+
+
+def cell(size: int, fills: Sequence[str], tip: str) -> str:
+    """Return a square in these colours side by side, dark where they are too many to tell."""
+    stripes = fills if len(fills) <= MOST_STRIPES else [SHARED]
+    width = size / len(stripes)
+    drawn = [
+        f'<rect x="{i * width:g}" width="{width:g}" height="{size}" fill="{fill}"/>' for i, fill in enumerate(stripes)
+    ]
+    edge = f'<rect width="{size}" height="{size}" fill="none" stroke="{FREE}"/>'
+    return f"<title>{escape(tip)}</title>{''.join(drawn)}{edge}"
+
+
+class Chip(NamedTuple):
+    label: str
+    fill: str
+    dashed: bool = False
+    tip: str = ""
+
+
+def gpu_chip(box: Box, position: int) -> Chip:
+    gpu = box.gpus[position]
+    tip = " ".join(filter(None, (gpu.gpu.bdf, gpu.gpu.name, gpu.gpu.source)))
+    return Chip(f"GPU {gpu.label}", "#ffffff" if gpu.gpu_index is None else "#e3f3dc", gpu.gpu_index is None, tip)
+
+
+def process_chip(binding: Binding, colour: str | None) -> Chip:
+    gpu = f" (GPU {binding.gpu_index})" if binding.gpu_index is not None else ""
+    return Chip(f"{binding.name}{gpu}", colour or "#eef1f4", tip=f"CPUs {format_ids(binding.cpus)}")
+
+
+def chips(every: Sequence[Chip]) -> Part:
+    """Return chips side by side, in as many rows as they need."""
+    drawn, x, y = [], 0, 0
+    for chip in every:
+        width = min(text_width(chip.label) + 16, WIDTH - 2 * PAD)
+        if x and x + width > WIDTH - 2 * PAD:
+            x, y = 0, y + CHIP + 4
+        dashes = ' stroke-dasharray="3 2"' if chip.dashed else ""
+        drawn.append(
+            moved(
+                x,
+                y,
+                f'<g><title>{escape(chip.tip)}</title><rect width="{width}" height="{CHIP}" rx="6" fill="{chip.fill}" '
+                f'stroke="{FAINT}"{dashes}/>{text(8, 15, fitted(chip.label, width - 12))}</g>',
+            )
+        )
+        x += width + 6
+    return Part(y + CHIP + 8 if every else 0, "".join(drawn))
+
+
+def frame(height: int) -> str:
+    return f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#f7f9fb" stroke="{FAINT}"/>\n'
+
+
+def moved(x: int, y: int, body: str) -> str:
+    return f'<g transform="translate({x} {y})">{body}</g>\n' if body else ""
+
+
+def text(x: int, y: int, words: str, *, size: int = 12, weight: str = "", fill: str = INK, anchor: str = "") -> str:
+    extra = (f' font-weight="{weight}"' if weight else "") + (f' text-anchor="{anchor}"' if anchor else "")
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}"{extra}>{escape(printable(words))}</text>\n'
+
+
+def printable(words: str) -> str:
+    """Return the text without what XML may not hold."""
+    return "".join(c if c.isprintable() else "?" for c in words)
+
+
+def text_width(words: str) -> int:
+    """Return about how wide a text of size 12 is."""
+    return round(6.6 * len(words))
+
+
+def fitted(words: str, width: int) -> str:
+    """Return the text, its end left out where it is too long."""
+    most = int(width / 6.6)
+    return words if len(words) <= most else words[: max(1, most - 1)] + "…"
+
+
+def folded(words: str, width: int) -> list[str]:
+    """Return the text in lines."""
+    return textwrap.wrap(printable(words), max(20, int(width / 6.6))) or [""]
+
+
+def colour_of(worker: int) -> str:
+    """Return a light colour that is unlike its neighbours': hues apart by the golden angle."""
+    red, green, blue = colorsys.hls_to_rgb(worker * 0.381966 % 1, 0.72, 0.65)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def title_of(machine: Machine) -> str:
+    """Return the machine in a line."""
+    return (
+        f"{counted(len(machine.nodes), 'node')}, {counted(len(machine.online), 'CPU')}, "
+        f"{counted(len(machine.gpus), 'GPU')}"
+    )
