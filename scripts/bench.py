@@ -19,6 +19,7 @@ from collections.abc import Callable
 import click
 
 from numa_launch import LaunchConfig, configure_subprocess, plan, read_machine
+from numa_launch.apply.backend import BUILTIN, FLAGS
 from numa_launch.cli.show import wide_console
 from tests.live import build_preload, can_unshare, run_on
 from tests.stubs.build import build_nvml, describe, stub_environment
@@ -164,6 +165,9 @@ def rows(pairs: int) -> list[dict[str, object]]:
             "ratio",
         ),
     ]
+    builtin = runs(PYTHON, *FLAGS, BUILTIN, f"--physcpubind={min(os.sched_getaffinity(0))}", "--", "true")
+    ratio = ratio_of_pairs(builtin, runs(PYTHON, "-S", "-E", "-c", "pass"), 4 * pairs)
+    found.append(("built-in backend -- true ÷ python -S -E -c pass", ratio, 1.8, "ratio"))
     with tempfile.TemporaryDirectory() as directory:
         if can_unshare() and shutil.which("cc"):
             topo = live_topo(pathlib.Path(directory) / "live")

@@ -1,5 +1,6 @@
 """Fixtures: a machine laid on disk, and an environment without any launcher's variables."""
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -54,6 +55,16 @@ def nothing_said_yet() -> Iterator[None]:
     log._said.clear()
     yield
     log._said.clear()
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """Undo what a command line that a test runs in this process does to the logger."""
+    logger = logging.getLogger(log.LOGGER)
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
