@@ -194,7 +194,7 @@ def check_cpu_lists(lists: object) -> None:
 
 
 OWN_FIELDS = ("backend",)
-"""Fields that no other config means the same by."""
+"""Fields whose names mean something else in other configs (a backend of collectives, for one)."""
 
 
 def launch_config(config: Any) -> LaunchConfig:

@@ -3,11 +3,25 @@
 Example: a ConfigError ends ``numa-launch`` with 2, and its text is what stands behind ``Error: ``.
 """
 
+from typing import TypeVar
+
+from numa_launch.reasons import Note
+
+E = TypeVar("E", bound="NumaLaunchError")
+
 
 class NumaLaunchError(Exception):
-    """Any error of ours; its text is one whole sentence for the user."""
+    """Any error of ours; its text is one whole sentence for the user, and `note` its reason, where it has one."""
 
     exit_status = 2
+    note: Note | None = None
+
+    @classmethod
+    def of(cls: type[E], note: Note) -> E:
+        """Return the error that a reason is in this case."""
+        error = cls(note.message)
+        error.note = note
+        return error
 
 
 class ConfigError(NumaLaunchError, ValueError):

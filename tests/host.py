@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+from numa_launch.apply.builtin import set_mempolicy
+from numa_launch.doctor.tries import error_in_child
 from numa_launch.idsets import format_ids
 from numa_launch.machine.nodes import read_nodes
 from numa_launch.machine.read import read_online
@@ -29,8 +31,14 @@ def may_bind() -> bool:
         return False
 
 
+def may_set_memory_policy() -> bool:
+    """Return whether this process may set a memory policy, by whatever means."""
+    return error_in_child(lambda: set_mempolicy("preferred", [node_of(CPU_B)])) == 0
+
+
 BOUND_TO_A = f"bind:{node_of(CPU_A)}"
 BOUND_TO_B = f"bind:{node_of(CPU_B)}"
 ALL_ALLOWED = format_ids(ALLOWED)
 
+needs_memory_policy = pytest.mark.skipif(not may_set_memory_policy(), reason="memory policies are refused here")
 needs_numactl = pytest.mark.skipif(not may_bind(), reason="numactl is missing, or may not bind here")

@@ -1,14 +1,14 @@
 """What puts a binding's arguments in force: numactl, or a Python that runs the built-in backend where it is not there.
 
-Example: ``find_backend("auto", os.environ, sys.executable).command == ["/usr/bin/numactl"]``.
+Example: ``choose("auto", "/usr/bin/numactl", sys.executable).command == ["/usr/bin/numactl"]``.
 """
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from numa_launch.apply.command import find_numactl, is_executable
+from numa_launch.apply.command import is_executable
 from numa_launch.config import BackendChoice
 
 BUILTIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "builtin.py")
@@ -18,7 +18,7 @@ FLAGS = ("-I", "-S", "-X", "utf8")
 
 
 PROOF = "numa-launch: it runs"
-"""What a probe prints where its exit status is not enough."""
+"""What a probe prints: the built-in backend's always, numactl's where its exit status cannot be had."""
 
 
 class Backend(NamedTuple):
@@ -28,25 +28,28 @@ class Backend(NamedTuple):
     script: str = ""
 
     @property
+    def is_builtin(self) -> bool:
+        return bool(self.script)
+
+    @property
     def command(self) -> list[str]:
         """What stands before the arguments."""
-        return [self.program, *FLAGS, self.script] if self.script else [self.program]
+        return [self.program, *FLAGS, self.script] if self.is_builtin else [self.program]
 
     def probe(self, args: Sequence[str]) -> list[str]:
         """Return the command that tries the arguments: an image without numactl may have no ``true`` either."""
-        if self.script:
+        if self.is_builtin:
             return [*self.command, *args, "--", self.program, "-I", "-S", "-c", f"print({PROOF!r})"]
         return [*self.command, *args, "true"]
 
     @property
     def name(self) -> str:
-        return "built-in backend" if self.script else "numactl"
+        return "the built-in backend" if self.is_builtin else "numactl"
 
 
-def find_backend(choice: BackendChoice, environ: Mapping[str, str], python: str | None) -> Backend | None:
-    """Return the backend that is to be used: for auto numactl where it is on PATH; None where none may serve."""
-    numactl = find_numactl(environ) if choice != "builtin" else None
-    if numactl:
+def choose(choice: BackendChoice, numactl: str | None, python: str | None) -> Backend | None:
+    """Return the backend that is to be used: for auto numactl where there is one; None where none may serve."""
+    if numactl and choice != "builtin":
         return Backend(numactl)
     return builtin_backend(python) if choice != "numactl" else None
 

@@ -3,15 +3,19 @@
 Example: ``python -I -S builtin.py --physcpubind=8-15 --preferred=1 -- python worker.py``.
 The wrapper runs it once a worker where numactl is not there, so it imports nothing but os, sys and ctypes. Arguments
 and refusals mean what numactl(8) means by them, but it never leaves the affinity that it finds, not even by
-``--cpunodebind``, unless ``--all`` says so. set_mempolicy(2), sched_setaffinity(2).
+``--cpunodebind``, unless ``--all`` says so. Lists of ids are parsed here once more, as nothing of the package can be
+imported. set_mempolicy(2), sched_setaffinity(2).
 """
 
 import ctypes
 import os
 import sys
 
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Machine → number of the system call."""
+NUMBERS = {
+    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239},
+    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236},
+}
+"""Machine → numbers of the system calls."""
 
 MODES = {"preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
@@ -29,25 +33,36 @@ class RefusedError(Exception):
         self.status = status
 
 
-def set_mempolicy(policy: str, nodes: "tuple[int, ...] | list[int]") -> None:
-    """Set the calling thread's memory policy, a key of MODES; raises OSError where the kernel does not take it."""
-    number = SET_MEMPOLICY.get(os.uname().machine) if sys.maxsize > 2**32 else None
+def number_of(call: str) -> "int | None":
+    """Return the number of a system call, None where it is not known."""
+    numbers = NUMBERS.get(os.uname().machine, {}) if sys.maxsize > 2**32 else {}
+    return numbers.get(call)
+
+
+def system_call(call: str, *arguments: object) -> None:
+    """Make a system call; raises OSError where the kernel refuses, or the number is not known (ENOSYS)."""
+    number = number_of(call)
     if number is None:
         raise OSError(38, f"the system call's number is not known on {os.uname().machine}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(number), *arguments):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def set_mempolicy(policy: str, nodes: "tuple[int, ...] | list[int]") -> None:
+    """Set the calling thread's memory policy, a key of MODES; raises OSError where the kernel does not take it."""
     words = max(nodes) // 64 + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
         mask[node // 64] |= 1 << node % 64
-    libc = ctypes.CDLL(None, use_errno=True)
     # The kernel reads one bit less than maxnode says.
-    if libc.syscall(ctypes.c_long(number), MODES[policy], mask, ctypes.c_ulong(words * 64 + 1)):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    system_call("set_mempolicy", MODES[policy], mask, ctypes.c_ulong(words * 64 + 1))
 
 
 def main(arguments: "list[str]") -> None:
     """Put the arguments in force and become the command; raises RefusedError where that cannot be."""
     options, command = split(arguments)
-    if not command:
+    if not command or not command[0]:
         raise RefusedError("a command is needed behind the arguments")
     every = "all" in options
     for option, text in options.items():

@@ -97,10 +97,10 @@ class Prober:
 def with_all(args: list[str], backend: Backend, binding: Binding, affinity: frozenset[int] | None) -> list[str]:
     """Return the arguments with ``--all`` where a launcher of ours holds this process elsewhere than it may go.
 
-    numactl's ``--cpunodebind`` goes there without.
+    numactl's ``--cpunodebind`` needs none for that.
     """
     outside = affinity is not None and not binding.cpus <= affinity
-    needed = bool(backend.script) or any(arg.startswith("--physcpubind") for arg in args)
+    needed = backend.is_builtin or any(arg.startswith("--physcpubind") for arg in args)
     return ["--all", *args] if outside and needed else args
 
 
@@ -109,8 +109,8 @@ def try_command(command: list[str]) -> Outcome:
     status, output = run_bounded(command, TIME_LIMIT_S)
     if status is None:
         # Somebody else reaps this process's children (SIGCHLD ignored, a thread in waitpid): ask for a proof instead.
-        proving = [*command[:-1], "echo", PROOF] if command[-1] == "true" else command
-        status, output = run_bounded(proving, TIME_LIMIT_S)
+        if PROOF not in output.splitlines() and command[-1] == "true":
+            status, output = run_bounded([*command[:-1], "echo", PROOF], TIME_LIMIT_S)
         status = 0 if status in (None, 0) and PROOF in output.splitlines() else 1
     if status == HUNG:
         return Outcome(f"no answer in {TIME_LIMIT_S} s", hung=True)
@@ -136,10 +136,10 @@ def what_was_dropped(binding: Binding, found: Found) -> str:
 
 def complaint(backend: Backend, binding: Binding, problem: str) -> str:
     """Return what was tried, the backend's own words and what would fix it."""
-    return f"{backend.name} {' '.join(numactl_args(binding))}: {problem}; {remedy(problem)}"
+    return f"{backend.name} {' '.join(numactl_args(binding))}: {problem}; {remedy(backend, problem)}"
 
 
-def remedy(problem: str) -> str:
+def remedy(backend: Backend, problem: str) -> str:
     """Return what would fix it, by the backend's own words."""
     problem = problem.lower()
     if "not permitted" in problem or "does not support numa" in problem or "without kernel support" in problem:
@@ -151,4 +151,5 @@ def remedy(problem: str) -> str:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
     if os.environ.get("LD_PRELOAD"):
         return "LD_PRELOAD is set and reaches what binds too: unset it, or set it inside the worker"
-    return "ask `numa-launch doctor`, or pass --backend builtin or --no-bind"
+    other = "" if backend.is_builtin else "--backend builtin or "
+    return f"ask `numa-launch doctor`, or pass {other}--no-bind"

@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from numa_launch.apply.asked import check_process, what_switches_off
-from numa_launch.apply.backend import Backend, builtin_backend
+from numa_launch.apply.backend import choose
 from numa_launch.apply.command import find_numactl, is_executable
 from numa_launch.apply.detect import Detected, carried, detect, variables_now
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, skipped, switched_off, unbound
@@ -63,11 +63,11 @@ def configure_subprocess(
 ) -> Iterator[Binding]:
     """Bind the processes that multiprocessing spawns inside the block, as worker `local_rank` (or as EngineCore).
 
-    `config` is a LaunchConfig, or any object with a `parallel_config` of the same names. `dp_local_rank` is the shard
-    on this host (None: the config's). `context` is the multiprocessing context the block uses (or its start method);
-    without one, spawn is assumed and a child that was started otherwise is warned about on the way out. `backend`
-    (None: the config's) is what binds: numactl, builtin, or auto, which is numactl where it is on PATH. Yields the
-    Binding in force: without CPUs, and with its reasons, where the process stays unbound.
+    `config` is a LaunchConfig, or any object with a `parallel_config` of the same names (but `backend`).
+    `dp_local_rank` is the shard on this host (None: the config's). `context` is the multiprocessing context the block
+    uses (or its start method); without one, spawn is assumed and a child that was started otherwise is warned about on
+    the way out. `backend` (None: the config's) is what binds: numactl, builtin, or auto, which is numactl where it is
+    on PATH. Yields the Binding in force: without CPUs, and with its reasons, where the process stays unbound.
 
     Blocks of several threads wait for each other. Blocks of coroutines must not overlap, as a block cannot tell whose
     child is being started: where they do, both stay unbound and that is said.
@@ -131,7 +131,7 @@ def prepare(config: Any, process: Process, context: Any, backend_choice: Backend
     launch = launch_config(config)
     if backend_choice is not None:
         launch = replace(launch, backend=backend_choice)
-    backend = backend_now(launch.backend)
+    backend = choose(launch.backend, numactl_now(), sys.executable)
     circumstances = Circumstances(start_method_of(context), numactl_missing=backend is None)
     detected = detect(config, own_variables())
     made = _planner.plan(detected.machine, launch, process, circumstances)
@@ -236,14 +236,6 @@ def numactl_now() -> str | None:
         if found:
             _numactl_of_path[path] = found
     return _numactl_of_path.get(path)
-
-
-def backend_now(choice: BackendChoice) -> Backend | None:
-    """Return the backend that binds workers now, None where none may serve."""
-    numactl = numactl_now() if choice != "builtin" else None
-    if numactl:
-        return Backend(numactl)
-    return builtin_backend(sys.executable) if choice != "numactl" else None
 
 
 def cannot_wrap(circumstances: Circumstances, process: Process, python: Executable) -> Note | None:

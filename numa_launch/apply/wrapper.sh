@@ -2,19 +2,19 @@
 # Stands in for Python when multiprocessing spawns a worker: runs the real one under numactl or the built-in backend.
 # Each step is an exec, so PID, arguments, open files and signals pass through.
 #   NUMA_LAUNCH_WRAP_PYTHON   the Python to run
-#   NUMA_LAUNCH_WRAP_NUMACTL  numactl's absolute path, or that of the Python that runs the built-in backend
-#   NUMA_LAUNCH_WRAP_BUILTIN  the built-in backend's script, empty: numactl binds
+#   NUMA_LAUNCH_WRAP_PROGRAM  numactl's absolute path, or that of the Python that runs the built-in backend
+#   NUMA_LAUNCH_WRAP_SCRIPT  the built-in backend's script, empty: numactl binds
 #   NUMA_LAUNCH_WRAP_ARGS     its arguments, separated by blanks: options with lists of ids only
 #   NUMA_LAUNCH_WRAP_ENV      how many of NUMA_LAUNCH_WRAP_ENV_1, _2, … there are: each NAME=VALUE of the environment
 #                             whose name is none to a shell (BASH_FUNC_module%%), which the shell would drop
 # Its own variables have names that nobody exports, so no variable of the worker changes but PWD, which shells keep true.
 set -f
 _numa_launch_python=${NUMA_LAUNCH_WRAP_PYTHON-}
-_numa_launch_numactl=${NUMA_LAUNCH_WRAP_NUMACTL-}
-_numa_launch_builtin=${NUMA_LAUNCH_WRAP_BUILTIN-}
+_numa_launch_program=${NUMA_LAUNCH_WRAP_PROGRAM-}
+_numa_launch_script=${NUMA_LAUNCH_WRAP_SCRIPT-}
 _numa_launch_args=${NUMA_LAUNCH_WRAP_ARGS-}
 _numa_launch_env=${NUMA_LAUNCH_WRAP_ENV-0}
-unset NUMA_LAUNCH_WRAP_PYTHON NUMA_LAUNCH_WRAP_NUMACTL NUMA_LAUNCH_WRAP_BUILTIN
+unset NUMA_LAUNCH_WRAP_PYTHON NUMA_LAUNCH_WRAP_PROGRAM NUMA_LAUNCH_WRAP_SCRIPT
 unset NUMA_LAUNCH_WRAP_ARGS NUMA_LAUNCH_WRAP_ENV
 
 _numa_launch_refuse() {
@@ -23,7 +23,7 @@ _numa_launch_refuse() {
 }
 
 [ -n "$_numa_launch_python" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_PYTHON'
-[ -n "$_numa_launch_numactl" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_NUMACTL'
+[ -n "$_numa_launch_program" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_PROGRAM'
 [ -n "$_numa_launch_args" ] || _numa_launch_refuse 'lacks NUMA_LAUNCH_WRAP_ARGS'
 case $_numa_launch_args in
     *[!\ 0123456789abcdefghijklmnopqrstuvwxyz=,-]*) _numa_launch_refuse 'finds no arguments in NUMA_LAUNCH_WRAP_ARGS' ;;
@@ -43,14 +43,14 @@ for _numa_launch_arg in $_numa_launch_args; do
 done
 
 set -- "$_numa_launch_python" "$@"
-if [ ! -x "$_numa_launch_numactl" ]; then
-    printf 'numa-launch: %s is gone, so this worker runs unbound: install it again\n' "$_numa_launch_numactl" >&2
-elif [ -z "$_numa_launch_builtin" ]; then
-    set -- "$_numa_launch_numactl" $_numa_launch_args "$@"
-elif [ -r "$_numa_launch_builtin" ]; then
-    set -- "$_numa_launch_numactl" -I -S -X utf8 "$_numa_launch_builtin" $_numa_launch_args -- "$@"
+if [ ! -x "$_numa_launch_program" ]; then
+    printf 'numa-launch: %s is gone, so this worker runs unbound: install it again\n' "$_numa_launch_program" >&2
+elif [ -z "$_numa_launch_script" ]; then
+    set -- "$_numa_launch_program" $_numa_launch_args "$@"
+elif [ -r "$_numa_launch_script" ]; then
+    set -- "$_numa_launch_program" -I -S -X utf8 "$_numa_launch_script" $_numa_launch_args -- "$@"
 else
-    printf 'numa-launch: %s is gone, so this worker runs unbound: install it again\n' "$_numa_launch_builtin" >&2
+    printf 'numa-launch: %s is gone, so this worker runs unbound: install it again\n' "$_numa_launch_script" >&2
 fi
 if [ "$_numa_launch_env" -gt 0 ] && command -v env >/dev/null; then
     while [ "$_numa_launch_env" -gt 0 ]; do

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NARROWEST = 26
-"""A box with a full CPU list of two ranges; longer lists are folded where more boxes fit beside each other so."""
+"""Columns of the narrowest box: it holds a CPU list of two ranges; longer lists are folded if more boxes fit so."""
 
 Line = tuple[str, str]
 """Text and its style."""
@@ -28,9 +28,9 @@ def lines_of(box: Box) -> list[Line]:
         if box.cpus:
             lines.append(yours(box))
         each = " each" if len(box.nodes) > 1 else ""
-        forbidden = box.memory_kb != 0 and not box.memory_usable
-        text = f"memory {memory_text(box.memory_kb)}{each}{', not yours' if forbidden else ''}"
-        lines.append((text, "yellow" if forbidden else ""))
+        yours_too = "" if box.memory_usable else ", not yours"
+        text = f"memory {memory_text(box.memory_kb)}{each}{yours_too}"
+        lines.append((text, "" if box.memory_usable else "yellow"))
     visible = [gpu.label for gpu in box.gpus if gpu.gpu_index is not None]
     if visible:
         lines.append((f"GPU {' '.join(visible)}", "bold green"))

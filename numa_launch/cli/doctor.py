@@ -4,21 +4,20 @@ Example: ``numa-launch doctor --json | jq .fix``. It takes the options of a run:
 """
 
 import logging
-import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from numa_launch.apply.backend import find_backend
 from numa_launch.apply.command import own_environment
 from numa_launch.cli.options import Options, plan_options
-from numa_launch.cli.request import request
+from numa_launch.cli.request import backend_for, circumstances_of, request
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, note_json, table_of, wide_console
+from numa_launch.doctor.check import NOT_CHECKED
 from numa_launch.doctor.examine import Asked, Report, examine
 from numa_launch.log import LOGGER
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
-from numa_launch.plan.model import Circumstances
 
 if TYPE_CHECKING:
     from numa_launch.doctor.check import Check
@@ -44,10 +43,8 @@ def doctor(ctx: click.Context, /, **values: Any) -> int:
     machine = read_machine("/" if options.root is None else options.root, vendor=options.vendor, environ=environ)
     asked = request(options, machine, environ)
     live = options.root is None
-    backend = find_backend(asked.config.backend, environ, sys.executable) if live else None
-    circumstances = Circumstances(
-        numactl_missing=live and backend is None, switched_off=asked.switched_off, spread_ranks=asked.spread_ranks
-    )
+    backend = backend_for(asked, environ) if live else None
+    circumstances = circumstances_of(options, asked, backend)
     report = examine(machine, Asked(asked.config, asked.processes, circumstances, asked.warnings), backend, live)
     if options.as_json:
         dump(report_json(machine, report))
@@ -90,13 +87,20 @@ def print_report(report: Report) -> None:
 
     console = wide_console()
     table = table_of("check", "", "what was found")
-    for check in report.checks:
+    for names, check in rows_of(report.checks):
         found = check.message + (f"\n-> {check.fix}" if check.fix and check.status not in ("ok", "not checked") else "")
-        table.add_row(check.name, Text(check.status, style=STYLES[check.status]), found)
+        table.add_row(names, Text(check.status, style=STYLES[check.status]), found)
     console.print(table)
     console.print()
     yes_or_no = {True: "yes", False: "no"}
-    console.print(f"can be bound here: {yes_or_no[report.can_bind]}; will be: {yes_or_no[report.would_bind]}")
+    console.print(f"can be bound here: {yes_or_no[report.can_bind]}; will be, so asked: {yes_or_no[report.would_bind]}")
     console.print(report.verdict)
     if report.fix:
         console.print(f"to do: {report.fix}")
+
+
+def rows_of(checks: Sequence["Check"]) -> list[tuple[str, "Check"]]:
+    """Return the checks with their names; those that only the host itself can show are one."""
+    alike = [check for check in checks if check.message == NOT_CHECKED]
+    rows = [(check.name, check) for check in checks if check not in alike]
+    return [*rows, ("\n".join(check.name for check in alike), alike[0])] if alike else rows

@@ -147,13 +147,15 @@ PLAN_OPTIONS: list[Callable[[F], F]] = [
         envvar="NUMA_LAUNCH_BACKEND",
         help="What binds: numactl, or system calls of our own. auto: numactl where it is on PATH.",
     ),
-    click.option("--rank", type=AT_LEAST_0, help="Local rank.  [default: from LOCAL_RANK, SLURM_LOCALID, …]"),
+    click.option("--rank", type=AT_LEAST_0, help="Local rank.  [default: from LOCAL_RANK, SLURM_LOCALID, ...]"),
     click.option(
         "--kind",
         type=click.Choice(["worker", "EngineCore"]),
         help="What COMMAND is.  [default: a worker where there is a rank, else an EngineCore over all visible GPUs]",
     ),
-    click.option("--nproc", type=AT_LEAST_1, help="With --dry-run: plan this many copies of COMMAND."),
+    click.option(
+        "--nproc", type=AT_LEAST_1, help="How many copies of COMMAND to plan for (a run does not start them yet)."
+    ),
 ]
 """What is to be planned, and for whom."""
 

@@ -20,6 +20,8 @@ def write_file(path: str, content: bytes) -> None:
             sys.stdout.buffer.write(content)
         else:
             write(path, content)
+    except BrokenPipeError:
+        raise  # as for all other output
     except OSError as error:
         raise click.FileError(path, error.strerror) from None
 

@@ -3,17 +3,20 @@
 Example: ``request(options, machine, {"LOCAL_RANK": "3"})`` asks about worker 3 alone, which COMMAND then is.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from numa_launch.apply.backend import Backend, choose
+from numa_launch.apply.command import find_numactl
 from numa_launch.cli.options import Options
 from numa_launch.cli.ranks import local_rank, local_size, mpi_variable
 from numa_launch.config import LaunchConfig
 from numa_launch.errors import ConfigError
 from numa_launch.idsets import MAX_ID
 from numa_launch.machine.model import Machine
-from numa_launch.plan.model import Process
+from numa_launch.plan.model import Circumstances, Process
 from numa_launch.plan.ranks import counts_shards, local_processes, local_shards, nnodes_within_dp, workers_per_shard
 from numa_launch.reasons import Note, note
 
@@ -74,6 +77,20 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         switched_off="NUMA_LAUNCH_BIND=0" if switched_off else None,
         warnings=warnings,
     )
+
+
+def circumstances_of(options: Options, asked: Request, backend: Backend | None) -> Circumstances:
+    """Return what the live host adds to a plan, nothing but the request for a captured one."""
+    return Circumstances(
+        numactl_missing=backend is None and options.root is None,
+        switched_off=asked.switched_off,
+        spread_ranks=asked.spread_ranks,
+    )
+
+
+def backend_for(asked: Request, environ: Mapping[str, str]) -> Backend | None:
+    """Return the backend that binds here, None where none may serve."""
+    return choose(asked.config.backend, find_numactl(environ), sys.executable)
 
 
 def worker_count(config: LaunchConfig) -> int:

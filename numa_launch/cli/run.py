@@ -6,18 +6,17 @@ Example: ``LOCAL_RANK=3 numa-launch -- python train.py`` binds to the node of GP
 import contextlib
 import logging
 import shlex
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from numa_launch.apply.backend import Backend, find_backend
+from numa_launch.apply.backend import Backend
 from numa_launch.apply.command import become, check_command, own_environment
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.apply.probe import Prober
 from numa_launch.cli.options import Options, launch_options
-from numa_launch.cli.request import Request, request
+from numa_launch.cli.request import Request, backend_for, circumstances_of, request
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.idsets import format_ids
 from numa_launch.log import LOGGER
@@ -37,7 +36,7 @@ Examples:
   torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
 
 --bind, --numa-nodes, --numa-cpus, --memory, --strict, --map, --vendor and --backend can also be set in the environment:
-NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", …
+NUMA_LAUNCH_BIND=0, NUMA_LAUNCH_NUMA_CPUS="0-3 4-7", ...
 """
 
 
@@ -131,12 +130,8 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
         ask_driver=options.dry_run or (options.bind is not False and options.map_by == "gpu"),
     )
     asked = request(options, machine, environ)
-    backend = find_backend(asked.config.backend, environ, sys.executable)
-    circumstances = Circumstances(
-        numactl_missing=backend is None and options.root is None,
-        switched_off=asked.switched_off,
-        spread_ranks=asked.spread_ranks,
-    )
+    backend = backend_for(asked, environ)
+    circumstances = circumstances_of(options, asked, backend)
     if options.dry_run:
         show(machine, asked, circumstances, command or [], options)
         return
@@ -206,9 +201,10 @@ def show(machine: Machine, asked: Request, circumstances: Circumstances, command
         with contextlib.suppress(ConfigError, StrictError):
             launched = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances).processes[0]
     if options.svg is not None:
-        from numa_launch.cli.svg import write_plan
+        from numa_launch.cli.output import write_file
+        from numa_launch.cli.svg import plan_picture
 
-        write_plan(options.svg, machine, made)
+        write_file(options.svg, plan_picture(machine, made).encode())
     if options.svg == "-":
         return
     if options.as_json:

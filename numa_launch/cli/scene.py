@@ -25,7 +25,7 @@ class Box(NamedTuple):
     """A node, or several without CPUs and GPUs and of equal memory; without `nodes`, the GPUs of no known node.
 
     `cpus` are its online CPUs, `usable` those that this process may use; `memory_kb` is each node's in KiB, None:
-    unknown; `memory_usable`: this process may take memory there.
+    unknown; `memory_usable`: what memory there is, this process may use.
     """
 
     nodes: tuple[int, ...]
@@ -42,10 +42,15 @@ class Box(NamedTuple):
         return f"node{'s' if len(self.nodes) > 1 else ''} {format_ids(self.nodes)}"
 
 
+def shown_gpus(machine: Machine) -> list[ShownGpu]:
+    """Return all of the host's GPUs, in PCI order."""
+    index_of = {position: index for index, position in enumerate(machine.visible)}
+    return [ShownGpu(index_of.get(position), gpu) for position, gpu in enumerate(machine.gpus)]
+
+
 def boxes_of(machine: Machine) -> list[Box]:
     """Return the boxes in the order of their first nodes, that of GPUs of unknown node last."""
-    index_of = {position: index for index, position in enumerate(machine.visible)}
-    shown = [ShownGpu(index_of.get(position), gpu) for position, gpu in enumerate(machine.gpus)]
+    shown = shown_gpus(machine)
     boxes: list[Box] = []
     for node in machine.nodes:
         box = Box(
@@ -53,7 +58,7 @@ def boxes_of(machine: Machine) -> list[Box]:
             cpus=node.cpus,
             usable=machine.usable_cpus_of(node.id),
             memory_kb=node.memory_kb,
-            memory_usable=machine.may_use_memory_of(node.id),
+            memory_usable=not forbids_memory(machine, node.id),
             gpus=tuple(each for each in shown if each.gpu.node == node.id),
         )
         if boxes and is_empty(box) and boxes[-1]._replace(nodes=box.nodes) == box:
@@ -62,6 +67,11 @@ def boxes_of(machine: Machine) -> list[Box]:
             boxes.append(box)
     nowhere = tuple(each for each in shown if each.gpu.node not in machine.node_of_id)
     return [*boxes, Box((), gpus=nowhere)] if nowhere else boxes
+
+
+def forbids_memory(machine: Machine, node: int) -> bool:
+    """Return whether the node has memory that this process may not use."""
+    return machine.has_memory(node) and not machine.may_use_memory_of(node)
 
 
 def is_empty(box: Box) -> bool:
@@ -73,10 +83,6 @@ def memory_text(memory_kb: int | None) -> str:
     if not memory_kb:
         return "unknown" if memory_kb is None else "none"
     return f"{memory_kb / 2**20:.1f} GiB" if memory_kb >= 2**19 else f"{memory_kb / 2**10:.0f} MiB"
-
-
-def counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}{'es' if word.endswith('s') else 's'}"
 
 
 def columns_for(boxes: int, most: int) -> int:

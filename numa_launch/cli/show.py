@@ -16,10 +16,11 @@ import click
 
 from numa_launch.apply.command import own_environment
 from numa_launch.apply.numactl import numactl_args
+from numa_launch.cli.boxes import fold
 from numa_launch.idsets import format_ids
 from numa_launch.machine.gpu import Gpu
 from numa_launch.plan.model import Binding, Plan
-from numa_launch.reasons import Note
+from numa_launch.reasons import Note, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,16 +89,24 @@ def prepare_tables() -> None:
 
 
 def wide_console() -> "Console":
-    """Return a console as wide as the terminal; in a pipe as wide as the text, so that no line is broken."""
+    """Return a console as wide as the terminal; in a pipe as wide as the text, so that no line is broken.
+
+    In the C locale all of stdout is ASCII from then on.
+    """
     from rich.console import Console
 
-    if sys.stdout and not may_print_unicode(own_environment()) and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="ascii", errors="replace")
+    restrict_stdout()
     plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
     if os.environ.get("NO_COLOR"):  # neither colours nor bold: rich would leave the latter
         plain["color_system"] = None
     console = Console(**plain)
     return console if console.is_terminal else Console(**plain, width=100_000)
+
+
+def restrict_stdout() -> None:
+    """Have stdout print ASCII only where the locale does not promise that more is shown."""
+    if sys.stdout and not may_print_unicode(own_environment()) and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="ascii", errors="replace")
 
 
 def may_print_unicode(environ: Mapping[str, str]) -> bool:
@@ -122,7 +131,9 @@ def table_of(*titles: str) -> "Table":
 def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None:
     """Print the plan as a table, with what is to be said of it below."""
     console = wide_console()
-    console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}")
+    bound = sum(binding.bound for binding in made.processes)
+    partly = f", {bound} of {counted(len(made.processes), 'process')}" if 0 < bound < len(made.processes) else ""
+    console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}{partly}")
     if made.skip_reason:
         console.print(f"why: {made.skip_reason.message} ({made.skip_reason.code})")
     rows = [(binding.name, binding) for binding in made.processes]
@@ -131,8 +142,10 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
     table = table_of("process", "GPU", "node", "numactl arguments", "reasons")
     longest = max((len(arg) for _, binding in rows for arg in numactl_args(binding)), default=0)
     table.columns[3].min_width = min(longest, ARGUMENT_WIDTH, console.width // 3)
+    table.columns[4].no_wrap = True  # a code that is cut cannot be looked up
+    width = max(ARGUMENT_WIDTH, console.width // 3) if console.is_terminal else console.width
     for name, binding in rows:
-        args = "\n".join(numactl_args(binding)) or "(unbound)"
+        args = "\n".join(part for arg in numactl_args(binding) for part in fold(arg, width)) or "(unbound)"
         reasons = "\n".join(dict.fromkeys(reason.code for reason in binding.reasons))
         table.add_row(name, gpu_text(made, binding), format_ids(binding.nodes), args, reasons)
     console.print(table)

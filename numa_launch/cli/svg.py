@@ -1,29 +1,41 @@
 """A machine as an SVG picture: a box for each node with its CPUs, memory and GPUs, and each worker on its node.
 
 Example: ``picture(machine, "mode auto", plan.processes)`` is the text of a file that any browser shows.
-Workers have colours, and a CPU those of the workers that are bound to it.
+A CPU has the colour of the one worker that is bound to it.
 """
 
 import colorsys
-import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from numa_launch.cli.output import write_file
-from numa_launch.cli.scene import Box, boxes_of, columns_for, counted, memory_text
+from numa_launch.cli.boxes import fold
+from numa_launch.cli.scene import Box, boxes_of, columns_for, memory_text
 from numa_launch.idsets import format_ids
+from numa_launch.machine.files import printable
 from numa_launch.machine.model import Machine
 from numa_launch.plan.model import Binding, Plan
+from numa_launch.reasons import counted
 
 WIDTH, PAD, GAP = 252, 12, 16
 """Of a box: its width, the space inside it and between boxes, in pixels."""
 LINE, CHIP = 18, 22
 """The height of a line of text, and of a chip that stands for a GPU or a process."""
-MOST_COLUMNS = 6
+COLUMNS, COLUMNS_OF_MANY, MANY = 4, 6, 12
+"""Boxes in a row, and in a row of more than so many boxes."""
+CHARACTER = 6.6
+"""About the width of a character of size 12."""
 
-FREE, FORBIDDEN, SHARED, INK, FAINT = "#c3ccd6", "#ffffff", "#5b6775", "#1d242c", "#68727d"
-"""CPUs that are allowed, not allowed, and of more workers than can be told; text, and text that matters less."""
+WHITE = "#ffffff"
+FREE, FORBIDDEN, SHARED, INK, FAINT = "#c3ccd6", WHITE, "#8797a8", "#1d242c", "#68727d"
+"""CPUs that are allowed, not allowed, and of several workers; text, and text that matters less."""
+
+
+CELLS = ((128, 11, 16), (512, 7, 24), (65536, 4, 40))
+"""Up to so many CPUs in a node: the size of a CPU's square, and squares in a row."""
+
+MOST_LINES = 4
+"""Of a CPU list; longer ones are cut, as the squares show the rest."""
 
 
 class Part(NamedTuple):
@@ -33,20 +45,20 @@ class Part(NamedTuple):
     body: str
 
 
-def write_machine(path: str, machine: Machine) -> None:
-    """Draw the machine into a file."""
-    write_file(path, picture(machine).encode())
+def machine_picture(machine: Machine) -> str:
+    """Return a picture of the machine alone."""
+    return picture(machine)
 
 
-def write_plan(path: str, machine: Machine, made: Plan) -> None:
-    """Draw the machine with a plan's processes on their nodes into a file."""
+def plan_picture(machine: Machine, made: Plan) -> str:
+    """Return a picture of the machine with a plan's processes on their nodes."""
     bound = sum(binding.bound for binding in made.processes)
     notes = [f"{said.message} ({said.code})" for said in (*filter(None, [made.skip_reason]), *made.warnings)]
     unbound = [binding.name for binding in made.processes if not binding.bound]
     if unbound:
         notes.insert(0, f"unbound: {', '.join(unbound)}")
     mode = f"mode {made.mode}: {bound} of {counted(len(made.processes), 'process')} bound"
-    write_file(path, picture(machine, mode, made.processes, notes).encode())
+    return picture(machine, mode, made.processes, notes)
 
 
 def picture(machine: Machine, subtitle: str = "", processes: Sequence[Binding] = (), notes: Sequence[str] = ()) -> str:
@@ -55,7 +67,7 @@ def picture(machine: Machine, subtitle: str = "", processes: Sequence[Binding] =
         binding: colour_of(i) for i, binding in enumerate(b for b in processes if b.kind == "worker" and b.bound)
     }
     boxes = boxes_of(machine)
-    columns = columns_for(len(boxes), MOST_COLUMNS if len(boxes) > 12 else 4)
+    columns = columns_for(len(boxes), COLUMNS_OF_MANY if len(boxes) > MANY else COLUMNS)
     width = max(columns * (WIDTH + GAP) - GAP, 2 * WIDTH + GAP)
     title = title_of(machine)
     parts = [Part(26, text(0, 18, title, size=16, weight="bold"))]
@@ -83,8 +95,8 @@ def document(width: int, parts: Sequence[Part], title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole_width}" height="{whole_height}" '
         f'viewBox="0 0 {whole_width} {whole_height}" font-family="sans-serif" font-size="12">\n'
-        f"<title>{escape(title)}</title>\n"
-        f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
+        f"<title>{escaped(title)}</title>\n"
+        f'<rect width="100%" height="100%" fill="{WHITE}"/>\n'
         f"{moved(GAP, GAP, ''.join(body))}</svg>\n"
     )
 
@@ -94,7 +106,7 @@ def legend(machine: Machine, planned: bool, coloured: bool) -> list[str]:
     if machine.online - machine.usable_cpus:
         lines.append("white: CPUs that this process may not use")
     if coloured:
-        lines.append("a CPU has the colours of the workers that are bound to it (dark: of more than four)")
+        lines.append("a CPU has the colour of the worker that is bound to it; dark: of several")
     elif planned:
         lines.append("no worker is bound")
     return lines
@@ -115,14 +127,15 @@ def box_part(box: Box, processes: Sequence[Binding], colours: Mapping[Binding, s
 
 
 def heading(box: Box) -> Part:
-    drawn = text(0, 12, box.title, size=14, weight="bold")
+    drawn = [text(0, 12, box.title, size=14, weight="bold")]
     if not box.nodes:
-        return Part(24, drawn)
+        return Part(24, drawn[0])
     each = " each" if len(box.nodes) > 1 else ""
-    forbidden = "" if box.memory_usable else ", not allowed"
-    drawn += text(WIDTH - 2 * PAD, 12, f"{memory_text(box.memory_kb)}{each}{forbidden}", fill=FAINT, anchor="end")
+    memory = f"memory {memory_text(box.memory_kb)}{each}{'' if box.memory_usable else ', not yours'}"
     cpus = f"CPUs {format_ids(box.cpus)}" if box.cpus else "no CPUs"
-    return Part(46, drawn + text(0, 32, fitted(cpus, WIDTH - 2 * PAD), fill=FAINT))
+    lines = [memory, *folded(cpus, WIDTH - 2 * PAD)[:MOST_LINES]]
+    drawn += [text(0, 32 + i * LINE, line, fill=FAINT) for i, line in enumerate(lines)]
+    return Part(28 + LINE * len(lines), "".join(drawn))
 
 
 def cells(box: Box, owners: Mapping[int, Sequence[Binding]], colours: Mapping[Binding, str]) -> Part:
@@ -133,27 +146,13 @@ def cells(box: Box, owners: Mapping[int, Sequence[Binding]], colours: Mapping[Bi
     step = size + (2 if size > 4 else 1)
     drawn = []
     for place, cpu in enumerate(sorted(box.cpus)):
-        fills = [colours[owner] for owner in owners[cpu]] or [FREE if cpu in box.usable else FORBIDDEN]
-        tip = f"CPU {cpu}" + "".join(f", {owner.name}" for owner in owners[cpu])
-        drawn.append(moved(place % in_row * step, place // in_row * step, cell(size, fills, tip)))
+        own = owners[cpu]
+        free = FREE if cpu in box.usable else FORBIDDEN
+        fill = free if not own else colours[own[0]] if len(own) == 1 else SHARED
+        tip = escaped(f"CPU {cpu}" + "".join(f", {owner.name}" for owner in own))
+        square = f'<rect width="{size}" height="{size}" fill="{fill}" stroke="{FREE}"/>'
+        drawn.append(moved(place % in_row * step, place // in_row * step, f"<title>{tip}</title>{square}"))
     return Part(-(-len(box.cpus) // in_row) * step + 8, "".join(drawn))
-
-
-CELLS = ((128, 11, 16), (512, 7, 24), (65536, 4, 40))
-"""Up to so many CPUs in a node: the size of a CPU's square, and squares in a row."""
-
-MOST_STRIPES = 4
-
-
-def cell(size: int, fills: Sequence[str], tip: str) -> str:
-    """Return a square in these colours side by side, dark where they are too many to tell."""
-    stripes = fills if len(fills) <= MOST_STRIPES else [SHARED]
-    width = size / len(stripes)
-    drawn = [
-        f'<rect x="{i * width:g}" width="{width:g}" height="{size}" fill="{fill}"/>' for i, fill in enumerate(stripes)
-    ]
-    edge = f'<rect width="{size}" height="{size}" fill="none" stroke="{FREE}"/>'
-    return f"<title>{escape(tip)}</title>{''.join(drawn)}{edge}"
 
 
 class Chip(NamedTuple):
@@ -166,7 +165,7 @@ class Chip(NamedTuple):
 def gpu_chip(box: Box, position: int) -> Chip:
     gpu = box.gpus[position]
     tip = " ".join(filter(None, (gpu.gpu.bdf, gpu.gpu.name, gpu.gpu.source)))
-    return Chip(f"GPU {gpu.label}", "#ffffff" if gpu.gpu_index is None else "#e3f3dc", gpu.gpu_index is None, tip)
+    return Chip(f"GPU {gpu.label}", WHITE if gpu.gpu_index is None else "#e3f3dc", gpu.gpu_index is None, tip)
 
 
 def process_chip(binding: Binding, colour: str | None) -> Chip:
@@ -186,7 +185,7 @@ def chips(every: Sequence[Chip]) -> Part:
             moved(
                 x,
                 y,
-                f'<g><title>{escape(chip.tip)}</title><rect width="{width}" height="{CHIP}" rx="6" fill="{chip.fill}" '
+                f'<g><title>{escaped(chip.tip)}</title><rect width="{width}" height="{CHIP}" rx="6" fill="{chip.fill}" '
                 f'stroke="{FAINT}"{dashes}/>{text(8, 15, fitted(chip.label, width - 12))}</g>',
             )
         )
@@ -204,28 +203,28 @@ def moved(x: int, y: int, body: str) -> str:
 
 def text(x: int, y: int, words: str, *, size: int = 12, weight: str = "", fill: str = INK, anchor: str = "") -> str:
     extra = (f' font-weight="{weight}"' if weight else "") + (f' text-anchor="{anchor}"' if anchor else "")
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}"{extra}>{escape(printable(words))}</text>\n'
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}"{extra}>{escaped(words)}</text>\n'
 
 
-def printable(words: str) -> str:
-    """Return the text without what XML may not hold."""
-    return "".join(c if c.isprintable() else "?" for c in words)
+def escaped(words: str) -> str:
+    """Return the text as XML may hold it."""
+    return escape(printable(words) or "")
 
 
 def text_width(words: str) -> int:
     """Return about how wide a text of size 12 is."""
-    return round(6.6 * len(words))
+    return round(CHARACTER * len(words))
 
 
 def fitted(words: str, width: int) -> str:
     """Return the text, its end left out where it is too long."""
-    most = int(width / 6.6)
+    most = int(width / CHARACTER)
     return words if len(words) <= most else words[: max(1, most - 1)] + "…"
 
 
 def folded(words: str, width: int) -> list[str]:
     """Return the text in lines."""
-    return textwrap.wrap(printable(words), max(20, int(width / 6.6))) or [""]
+    return fold(words, max(20, int(width / CHARACTER)))
 
 
 def colour_of(worker: int) -> str:

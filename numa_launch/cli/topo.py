@@ -9,13 +9,15 @@ import click
 
 from numa_launch.cli.boxes import print_boxes
 from numa_launch.cli.options import svg_option, vendor_option
-from numa_launch.cli.scene import boxes_of, counted, memory_text
+from numa_launch.cli.output import write_file
+from numa_launch.cli.scene import boxes_of, forbids_memory, memory_text, shown_gpus
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, prepare_tables, table_of, wide_console
 from numa_launch.idsets import format_ids
 from numa_launch.machine.archive import opened
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import Topology, read_topology
+from numa_launch.reasons import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,9 +39,9 @@ def topo(as_json: bool, root: str | None, svg: str | None, vendor: str | None) -
         machine = read_machine(where or "/", vendor=vendor)
         topology = read_topology(where or "/", machine)
     if svg is not None:
-        from numa_launch.cli.svg import write_machine
+        from numa_launch.cli.svg import machine_picture
 
-        write_machine(svg, machine)
+        write_file(svg, machine_picture(machine).encode())
     if svg == "-":
         return
     if as_json:
@@ -50,7 +52,6 @@ def topo(as_json: bool, root: str | None, svg: str | None, vendor: str | None) -
 
 def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
     """Return one object of schema 1; a GPU that is not visible has no index."""
-    index_of = {position: index for index, position in enumerate(machine.visible)}
     return {
         "schema": SCHEMA,
         "nodes": [
@@ -69,12 +70,12 @@ def topo_json(machine: Machine, topology: Topology) -> dict[str, Any]:
         "online_cpus": format_ids(machine.online),
         "gpus": [
             {
-                **gpu_json(index_of.get(position), gpu),
-                "vendor": gpu.vendor,
-                "class": gpu.pci_class,
-                "visible": position in index_of,
+                **gpu_json(shown.gpu_index, shown.gpu),
+                "vendor": shown.gpu.vendor,
+                "class": shown.gpu.pci_class,
+                "visible": shown.gpu_index is not None,
             }
-            for position, gpu in enumerate(machine.gpus)
+            for shown in shown_gpus(machine)
         ],
     }
 
@@ -99,15 +100,15 @@ def print_topo(machine: Machine, topology: Topology, console: "Console") -> None
 
 
 def print_nodes(console: "Console", machine: Machine) -> None:
-    index_of = {position: index for index, position in enumerate(machine.visible)}
     nodes = table_of("node", "CPUs", "usable CPUs", "memory", "GPUs")
+    gpus = shown_gpus(machine)
     for node in machine.nodes:
-        here = [index_of.get(i) for i, gpu in enumerate(machine.gpus) if gpu.node == node.id]
+        here = [shown.gpu_index for shown in gpus if shown.gpu.node == node.id]
         hidden = f" ({here.count(None)} hidden)" if None in here else ""
-        memory = memory_text(node.memory_kb)
         usable = format_ids(machine.usable_cpus_of(node.id))
-        gpus = " ".join(str(index) for index in here if index is not None) + hidden
-        nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, gpus.strip())
+        visible = " ".join(str(index) for index in here if index is not None) + hidden
+        memory = memory_text(node.memory_kb) + (", not yours" if forbids_memory(machine, node.id) else "")
+        nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, visible.strip())
     console.print(nodes)
 
 
@@ -128,14 +129,13 @@ def print_distances(console: "Console", machine: Machine, topology: Topology) ->
 
 
 def print_gpus(console: "Console", machine: Machine) -> None:
-    index_of = {position: index for index, position in enumerate(machine.visible)}
     if machine.gpus:
         names = ["name"] if any(gpu.name for gpu in machine.gpus) else []
         gpus_table = table_of("GPU", "address", "vendor", *names, "node", "known from")
-        for position, gpu in enumerate(machine.gpus):
+        for shown in shown_gpus(machine):
+            gpu = shown.gpu
             node_text = "unknown" if gpu.node is None else str(gpu.node)
-            shown = str(index_of.get(position, "hidden"))
             name = [gpu.name or ""] if names else []
-            gpus_table.add_row(shown, gpu.bdf or "", gpu.vendor or "", *name, node_text, gpu.source or "")
+            gpus_table.add_row(shown.label, gpu.bdf or "", gpu.vendor or "", *name, node_text, gpu.source or "")
         console.print()
         console.print(gpus_table)

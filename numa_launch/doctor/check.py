@@ -30,7 +30,7 @@ def of_note(name: str, status: Status, said: Note) -> Check:
     return Check(name, status, said.what, said.fix, said.code)
 
 
-NOT_CHECKED = "not checked, as this is a captured machine"
+NOT_CHECKED = "not checked, as only the host itself can show it"
 
 
 def not_checked(name: str, why: str = NOT_CHECKED) -> Check:

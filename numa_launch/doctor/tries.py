@@ -1,8 +1,10 @@
 """What only trying shows: system calls of memory policy in a child, the backend, the wrapper; and the host's settings.
 
-Example: under Docker's default profile ``policy_set(machine).status == "warning"``, and its fix names SYS_NICE.
+Example: under Docker's default profile ``policy_set(machine, wanted=True).status`` is ``"warning"``; its fix names
+SYS_NICE.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from numa_launch.apply.backend import Backend
-from numa_launch.apply.builtin import set_mempolicy
+from numa_launch.apply.builtin import number_of, set_mempolicy, system_call
 from numa_launch.apply.probe import try_command
 from numa_launch.apply.spawn import SHELL, WRAPPER, start_method_of, wrapper_problem
 from numa_launch.apply.swap import Executable
@@ -19,9 +21,6 @@ from numa_launch.doctor.check import Check, not_checked
 from numa_launch.idsets import format_ids
 from numa_launch.machine.files import read_text
 from numa_launch.machine.model import Machine
-
-GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
-"""Machine → number of the system call get_mempolicy(2)."""
 
 CAP_SYS_NICE = 23
 """Its bit, from the kernel's uapi/linux/capability.h."""
@@ -38,11 +37,12 @@ WIDEN_CPUSET = (
     "allow it that memory (Docker: --cpuset-mems; Kubernetes: the kubelet's Memory Manager; Slurm: --exclusive), or "
     "pass --memory none"
 )
+NUMBER_UNKNOWN = "not checked, as the system call's number is not known on this machine"
 OTHER_KERNEL = "nothing to do on this kernel; pass --memory none to leave memory alone without trying"
 
 
 class Confinement(NamedTuple):
-    """What of a process's confinement decides on system calls, as /proc/self/status shows it; None: it does not."""
+    """What decides on a process's system calls, as /proc/self/status shows it; None: the file does not say."""
 
     filtered: bool | None
     has_sys_nice: bool | None
@@ -63,30 +63,28 @@ def error_in_child(call: Callable[[], None]) -> int:
 
     A filter that kills the caller instead counts as EPERM.
     """
+    reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        code = 255
         try:
             call()
-            code = 0
+            os.write(writer, b"0")
         except OSError as error:
-            code = error.errno or 255
+            os.write(writer, str(error.errno).encode())
         finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EPERM
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        code = said.read()
+    with contextlib.suppress(ChildProcessError):  # somebody else reaps this process's children
+        os.waitpid(pid, 0)
+    return int(code) if code else errno.EPERM
 
 
 def get_mempolicy() -> None:
     """Read the calling thread's memory policy; raises OSError where the kernel refuses."""
-    number = GET_MEMPOLICY.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    libc = ctypes.CDLL(None, use_errno=True)
-    mode = ctypes.c_int()
     nothing = (None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
-    if libc.syscall(ctypes.c_long(number), ctypes.byref(mode), *nothing):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    system_call("get_mempolicy", ctypes.byref(ctypes.c_int()), *nothing)
 
 
 def why_refused(error: int, confined: Confinement) -> tuple[str, str]:
@@ -95,18 +93,21 @@ def why_refused(error: int, confined: Confinement) -> tuple[str, str]:
         return "this kernel or sandbox has no memory policies", OTHER_KERNEL
     if error == errno.EINVAL:
         return "the cpuset does not allow memory of that node", WIDEN_CPUSET
-    if error == errno.EPERM and confined.filtered and not confined.has_sys_nice:
-        return "a seccomp filter forbids it to processes without the capability SYS_NICE", GIVE_SYS_NICE
-    if error == errno.EPERM and confined.filtered:
+    if error != errno.EPERM:
+        return os.strerror(error), OTHER_KERNEL
+    if confined.filtered and confined.has_sys_nice:
         return "a seccomp filter forbids it, though the capability SYS_NICE is there", ALLOW_IN_PROFILE
-    if error == errno.EPERM:
-        return "a sandbox or security module forbids it", GIVE_SYS_NICE
-    return os.strerror(error), OTHER_KERNEL
+    if confined.filtered:
+        return "a seccomp filter forbids it to processes without the capability SYS_NICE", GIVE_SYS_NICE
+    fix = "allow it there, or pass --memory none" if confined.has_sys_nice else GIVE_SYS_NICE
+    return "a sandbox or security module forbids it", fix
 
 
 def policy_set(machine: Machine, wanted: bool) -> Check:
-    """Try to set a memory policy on a node that this process may use; `wanted`: the plan would set one."""
+    """Try to set a memory policy on a node that this process may use; `wanted`: it is not to be left alone."""
     nodes = memory_nodes(machine)
+    if number_of("set_mempolicy") is None:
+        return not_checked("policy-set", NUMBER_UNKNOWN)
     if not nodes:
         return Check("policy-set", "note", "no node's memory may be named here, so there is nothing to set")
     error = error_in_child(lambda: set_mempolicy("preferred", nodes[:1]))
@@ -119,6 +120,8 @@ def policy_set(machine: Machine, wanted: bool) -> Check:
 
 def policy_read() -> Check:
     """Try to read the memory policy by system call; nothing of ours depends on it, as numa_maps shows it too."""
+    if number_of("get_mempolicy") is None:
+        return not_checked("policy-read", NUMBER_UNKNOWN)
     error = error_in_child(get_mempolicy)
     if not error:
         return Check("policy-read", "ok", "reading the memory policy is allowed")
@@ -126,11 +129,13 @@ def policy_read() -> Check:
     return Check("policy-read", "note", f"get_mempolicy is refused, so numa_maps is read instead: {why}")
 
 
-def preferred_many(machine: Machine, backend: Backend | None, may_set: bool, wanted: bool) -> Check:
-    """Try what an EngineCore over several nodes is bound with in mode auto."""
+def preferred_many(machine: Machine, backend: Backend | None, may_set: Check, wanted: bool) -> Check:
+    """Try what an EngineCore over several nodes is bound with in mode auto; `wanted`: the plan has one."""
     nodes = memory_nodes(machine)
-    if backend is None or not nodes or not may_set:
-        return not_checked("preferred-many", "not checked, as no memory policy can be set at all")
+    if backend is None:
+        return not_checked("preferred-many", "not checked, as there is no backend")
+    if may_set.status not in ("ok", "not checked"):
+        return not_checked("preferred-many", "not checked, as no memory policy can be set (policy-set)")
     problem = try_command(backend.probe([f"--preferred-many={format_ids(nodes)}"])).problem
     if problem is None:
         return Check("preferred-many", "ok", f"{backend.name} can prefer several nodes on this kernel")
@@ -188,16 +193,23 @@ def wrapper(python: Executable) -> Check:
 
 
 def numa_balancing() -> Check:
-    value = (read_text("/proc/sys/kernel/numa_balancing") or "0").strip()
-    if value == "0":
-        return Check("numa-balancing", "ok", "automatic NUMA balancing is off")
     message = "automatic NUMA balancing is on: it unmaps pages to see who uses them, needlessly for bound workers"
-    return Check("numa-balancing", "note", message, "measure with sysctl kernel.numa_balancing=0")
+    fix = "measure with sysctl kernel.numa_balancing=0"
+    return setting("numa-balancing", "kernel/numa_balancing", message, fix)
 
 
 def zone_reclaim() -> Check:
-    value = (read_text("/proc/sys/vm/zone_reclaim_mode") or "0").strip()
-    if value == "0":
-        return Check("zone-reclaim", "ok", "zone_reclaim_mode is 0")
-    message = f"zone_reclaim_mode is {value}: a node that is full drops its file cache before it takes memory elsewhere"
-    return Check("zone-reclaim", "note", message, "sysctl vm.zone_reclaim_mode=0, unless that is wanted")
+    message = "zone_reclaim_mode is set: a node that is full drops its file cache before it takes memory elsewhere"
+    fix = "sysctl vm.zone_reclaim_mode=0, unless that is wanted"
+    return setting("zone-reclaim", "vm/zone_reclaim_mode", message, fix)
+
+
+def setting(name: str, file: str, message: str, fix: str) -> Check:
+    """Return a note where a setting of the kernel is other than 0."""
+    path = f"/proc/sys/{file}"
+    value = read_text(path)
+    if value is None and not os.path.lexists(path):
+        return Check(name, "ok", "this kernel has no such setting")
+    if value is None:
+        return Check(name, "note", f"{path} cannot be read")
+    return Check(name, "ok", f"{path} is 0") if value.strip() == "0" else Check(name, "note", message, fix)

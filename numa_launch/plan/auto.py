@@ -46,7 +46,7 @@ def host_reasons(machine: Machine, circumstances: Circumstances) -> Iterator[Not
     if circumstances.numactl_missing:
         yield note("numactl-missing")
     if not machine.visible and circumstances.spread_ranks is None:
-        yield note("no-gpu", because=why_no_gpu(machine))
+        yield no_gpu(machine)
     if len(machine.nodes_with_cpus) < 2:
         yield note("single-node")
 
@@ -69,7 +69,9 @@ def gpu_node_unknown(machine: Machine, indices: Iterable[int]) -> Note:
     return note("gpu-node-unknown", gpus=format_ids(indices), because=f" ({machine.gap})" if machine.gap else "")
 
 
-def why_no_gpu(machine: Machine) -> str:
+def no_gpu(machine: Machine) -> Note:
+    """Return what is to be said where no GPU is visible."""
     hidden = f"{machine.visible_by} names none of the {len(machine.gpus)} there are" if machine.gpus else None
     why = "; ".join(filter(None, (hidden, machine.gap)))
-    return f" ({why})" if why else ""
+    unhide = f"correct or unset {machine.visible_by}, or " if machine.gpus else ""
+    return note("no-gpu", because=f" ({why})" if why else "", unhide=unhide)

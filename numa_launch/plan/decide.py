@@ -9,7 +9,7 @@ from typing import NamedTuple
 from numa_launch.config import LaunchConfig, Mode, named
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.machine.model import Machine
-from numa_launch.plan.auto import gpu_node_unknown, skip_reason, why_no_gpu
+from numa_launch.plan.auto import gpu_node_unknown, no_gpu, skip_reason
 from numa_launch.plan.bind import bind
 from numa_launch.plan.entries import Entries, Entry, entries_of
 from numa_launch.plan.model import CAPTURED, Binding, Circumstances, Plan, Process
@@ -63,7 +63,7 @@ def plan(
     bindings = {target: bind(machine, config, target.unbound, taken(machine, entries, target)) for target in relevant}
     refused = tuple(dict.fromkeys(b.reasons[0] for b in bindings.values() if not b.bound))
     if refused and config.strict:
-        raise StrictError(refused[0].message)
+        raise StrictError.of(refused[0])
     if refused and mode == "auto":
         return stays_unbound(refused[0])
     bound = tuple(bindings[target] for target in targets)
@@ -96,17 +96,17 @@ def taken(machine: Machine, entries: Entries, target: _Target) -> tuple[Entry, .
         indices: Sequence[int] = range(entries.size)
     else:
         indices = target.indices
-        if indices[-1] >= entries.size:
-            raise ConfigError(past_the_end(entries, target).message)
         chosen = entries.entries[indices[0] : indices[-1] + 1]
-    if not chosen:
-        raise ConfigError(note("no-gpu", because=why_no_gpu(machine)).message)
+    if not entries.size:
+        raise ConfigError.of(no_gpu(machine))
+    if target.indices and target.indices[-1] >= entries.size:
+        raise ConfigError.of(past_the_end(entries, target))
     absent = [entry.absent for entry in chosen if entry.absent is not None]
     if absent:
         raise ConfigError(f"{named('assigned_physical_gpu_ids')} names {absent[0]}, past the end: {entries.counted}")
     unknown = [i for i, entry in zip(indices, chosen, strict=True) if entry.nodes is None]
     if unknown:
-        raise ConfigError(gpu_node_unknown(machine, unknown).message)
+        raise ConfigError.of(gpu_node_unknown(machine, unknown))
     return chosen
 
 

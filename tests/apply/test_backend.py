@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from numa_launch import ConfigError, LaunchConfig, configure_subprocess
-from numa_launch.apply.backend import BUILTIN, Backend, find_backend
+from numa_launch.apply.backend import BUILTIN, Backend, choose
 from numa_launch.config import BackendChoice
-from tests.apply.conftest import FakeNumactl
-from tests.host import ALL_ALLOWED, BOUND_TO_B, CPU_A, CPU_B, needs_numactl
+from tests.host import ALL_ALLOWED, BOUND_TO_B, CPU_A, CPU_B, needs_memory_policy, needs_numactl
 from tests.vm import truth
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -24,37 +23,38 @@ LISTS = LaunchConfig(numa_bind_cpus=[str(CPU_A), str(CPU_B)])
 TRUTH = str(Path(truth.__file__))
 
 
+OURS, THEIRS = Backend(sys.executable, BUILTIN), Backend("/usr/bin/numactl")
+
+
 @pytest.mark.parametrize(
-    ("choice", "there", "chosen"),
+    ("choice", "numactl", "chosen"),
     [
-        ("auto", True, "numactl"),
-        ("auto", False, "builtin"),
-        ("numactl", True, "numactl"),
-        ("numactl", False, None),
-        ("builtin", True, "builtin"),
-        ("builtin", False, "builtin"),
+        ("auto", THEIRS.program, THEIRS),
+        ("auto", None, OURS),
+        ("numactl", THEIRS.program, THEIRS),
+        ("numactl", None, None),
+        ("builtin", THEIRS.program, OURS),
+        ("builtin", None, OURS),
     ],
 )
-def test_auto_takes_numactl_where_it_is_on_path(
-    choice: BackendChoice, there: bool, chosen: str | None, tmp_path: Path, fake_numactl: FakeNumactl
+def test_auto_takes_numactl_where_there_is_one(
+    choice: BackendChoice, numactl: str | None, chosen: Backend | None
 ) -> None:
-    numactl = str(fake_numactl("exit 0"))
-    found = find_backend(choice, {"PATH": str(Path(numactl).parent if there else tmp_path)}, sys.executable)
-    assert found == {"numactl": Backend(numactl), "builtin": Backend(sys.executable, BUILTIN), None: None}[chosen]
+    assert choose(choice, numactl, sys.executable) == chosen
 
 
 @pytest.mark.parametrize("python", [None, "", "/nowhere/python"])
 def test_a_program_without_a_python_needs_numactl(python: str | None) -> None:
-    assert find_backend("auto", {"PATH": "/nowhere"}, python) is None
+    assert choose("auto", None, python) is None
 
 
 def test_a_frozen_program_is_not_taken_for_a_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert find_backend("auto", {"PATH": "/nowhere"}, sys.executable) is None
+    assert choose("auto", None, sys.executable) is None
 
 
 @pytest.mark.parametrize("make", [lambda: LaunchConfig(backend="none"), lambda: LaunchConfig(backend=None)])  # type: ignore[arg-type]
-def test_a_backend_that_is_none_is_refused(make: Any) -> None:
+def test_an_unknown_backend_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"backend \(--backend\)"):
         make()
     with pytest.raises(ConfigError, match="backend"), configure_subprocess(LISTS, 0, backend="other"):  # type: ignore[arg-type]
@@ -71,6 +71,7 @@ def worker_state(path: Path, config: Any, **options: Any) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+@needs_memory_policy
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -105,6 +106,7 @@ def run(*args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
 
 
+@needs_memory_policy
 @pytest.mark.parametrize(
     ("args", "environ"),
     [(["--backend", "builtin"], {}), ([], {"NUMA_LAUNCH_BACKEND": "builtin"}), ([], {"PATH": "/nowhere"})],
@@ -117,11 +119,34 @@ def test_a_command_is_bound_by_the_built_in_backend(args: list[str], environ: di
     assert f"built-in backend --physcpubind={CPU_B} --membind=" in line
 
 
+@pytest.mark.skipif(CPU_A == CPU_B, reason="one CPU")
+def test_inside_a_launcher_of_ours_it_goes_where_that_came_from_and_else_stays(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import json, sys
+from pathlib import Path
+from numa_launch import LaunchConfig
+from tests.apply.test_backend import worker_state
+if __name__ == "__main__":
+    config = LaunchConfig(numa_bind_cpus=["{CPU_A}", "{CPU_A}"], backend="builtin")
+    print(json.dumps(worker_state(Path(sys.argv[1]), config)))
+""")
+    ours = [sys.executable, "-m", "numa_launch", "--backend", "builtin", "--numa-cpus", str(CPU_B), "--rank=0", "--"]
+    got = []
+    for name, around in (("ours", ours), ("theirs", ["taskset", "-c", str(CPU_B)])):
+        command = [*around, sys.executable, str(program), str(tmp_path / name)]
+        environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        seen = json.loads(done.stdout)
+        got.append((seen["bound"], seen["state"]["cpus"]))
+    assert got == [(True, str(CPU_A)), (False, str(CPU_B))]
+
+
 def test_what_the_built_in_backend_refuses_is_dropped_and_said_in_its_words(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "builtin.py"
-    text = Path(BUILTIN).read_text().replace('"x86_64": 238, "aarch64": 237', "")
+    text = Path(BUILTIN).read_text().replace('"set_mempolicy": 23', '"another_call": 23')
     assert text != Path(BUILTIN).read_text()
     broken.write_text(text)
     monkeypatch.setattr("numa_launch.apply.backend.BUILTIN", str(broken))

@@ -144,7 +144,7 @@ def test_what_stays_unbound_changes_nothing() -> None:
 REFUSE_MEMPOLICY = """
 import ctypes
 from numa_launch.apply import builtin
-builtin.SET_MEMPOLICY = {}
+builtin.NUMBERS = {}
 """
 
 

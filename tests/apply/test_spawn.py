@@ -585,7 +585,7 @@ def test_memory_binding_that_is_forbidden_is_dropped(
 ) -> None:
     fake_numactl(f'case "$*" in *--membind*) {EPERM};; esac; {RUN_IT}')
     with configure_subprocess(TWO, 0) as binding:
-        assert os.environ[WRAPPER_VARIABLES[3]] == f"--physcpubind={CPU_A}"
+        assert os.environ["NUMA_LAUNCH_WRAP_ARGS"] == f"--physcpubind={CPU_A}"
     assert (binding.memory_policy, binding.memory_nodes) == (None, ())
     assert "binding-dropped" in [reason.code for reason in binding.reasons]
     assert "Operation not permitted" in caplog.text

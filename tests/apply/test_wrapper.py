@@ -74,8 +74,8 @@ def test_it_becomes_python_with_every_argument_and_without_its_variables(shell: 
 
 @needs_numactl
 def test_pid_and_exit_status_pass_through() -> None:
-    environ = {**os.environ, WRAPPER_VARIABLES[0]: sys.executable, WRAPPER_VARIABLES[1]: str(shutil.which("numactl"))}
-    environ[WRAPPER_VARIABLES[3]] = f"--physcpubind={CPU_B}"
+    given = (sys.executable, str(shutil.which("numactl")), "", f"--physcpubind={CPU_B}")
+    environ = {**os.environ, **dict(zip(WRAPPER_VARIABLES, given, strict=True))}
     program = "import os; print(os.getpid(), flush=True); os._exit(37)"
     child = subprocess.Popen([WRAPPER, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
     out, _ = child.communicate()

@@ -1,7 +1,9 @@
 """Machines as people see them: boxes in terminals of all kinds, and SVG pictures."""
 
+import dataclasses
 import io
 import os
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -10,14 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from numa_launch import LaunchConfig, plan
 from numa_launch.cli.boxes import fold
 from numa_launch.cli.scene import boxes_of, columns_for, memory_text
-from numa_launch.cli.svg import picture
+from numa_launch.cli.svg import FORBIDDEN, SHARED, WIDTH, machine_picture, picture
 from numa_launch.cli.topo import print_topo
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.machine.topology import Topology, read_topology
-from tests.lay import FOUR_GPUS, Description, lay
+from tests.lay import FOUR_GPUS, TWO_NODES, Description, lay
 from tests.machine.test_captures import captured, cases
 from tests.terminal import in_terminal
 
@@ -148,7 +151,7 @@ def node_groups(root: ET.Element) -> dict[str, ET.Element]:
     boxes = {}
     for group in root.iter(f"{SVG}g"):
         children = list(group)
-        if children and children[0].get("width") == "252":
+        if children and children[0].get("width") == str(WIDTH):
             title = next(text.text for text in group.iter(f"{SVG}text"))
             boxes[str(title)] = group
     return boxes
@@ -179,20 +182,46 @@ def test_a_plan_is_drawn_with_each_worker_on_its_node(name: str, tmp_path: Path)
         assert f"GPU {gpu}" in texts(drawn["no known node" if node < 0 else f"node {node}"])
 
 
-def test_each_cpu_is_drawn_once_in_its_workers_colours(tmp_path: Path) -> None:
+def cells_of(drawn: str) -> dict[str, list[str]]:
+    """Return tip → fills of each CPU's square."""
+    groups = [group for group in ET.fromstring(drawn).iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
+    tips = [(str(group.findtext(f"{SVG}title")), group) for group in groups]
+    return {
+        tip: [str(part.get("fill")) for part in group.iter(f"{SVG}rect") if part.get("fill") != "none"]
+        for tip, group in tips
+        if tip.startswith("CPU ")
+    }
+
+
+def test_each_cpu_is_drawn_once_and_white_where_it_is_not_allowed(tmp_path: Path) -> None:
     machine = read_machine(lay(tmp_path, ROOTS["two"]), environ={})
-    plain = ET.fromstring(picture(machine))
-    tips = [tip.text or "" for tip in plain.iter(f"{SVG}title")]
-    assert sorted(tip for tip in tips if tip.startswith("CPU ")) == sorted(f"CPU {cpu}" for cpu in range(16))
-    cells = [group for group in plain.iter(f"{SVG}g") if (group.findtext(f"{SVG}title") or "").startswith("CPU ")]
-    forbidden = {cell.findtext(f"{SVG}title") for cell in cells if cell[1].get("fill") == "#ffffff"}
-    assert forbidden == {f"CPU {cpu}" for cpu in range(4, 8)}
+    cells = cells_of(machine_picture(machine))
+    assert sorted(cells) == sorted(f"CPU {cpu}" for cpu in range(16))
+    assert {tip for tip, fills in cells.items() if fills == [FORBIDDEN]} == {f"CPU {cpu}" for cpu in range(4, 8)}
+
+
+def test_a_cpu_has_the_colours_of_its_workers(tmp_path: Path) -> None:
+    machine = read_machine(lay(tmp_path, TWO_NODES), environ={})
+    lists = ["0-1", "1-2", *["8"] * 5]
+    config = LaunchConfig(numa_bind_nodes=[0, 0, 1, 1, 1, 1, 1], numa_bind_cpus=lists, tensor_parallel_size=7)
+    cells = cells_of(picture(machine, processes=plan(machine, config).processes))
+    ((first,), both, (second,)) = (
+        cells["CPU 0, worker 0"],
+        cells["CPU 1, worker 0, worker 1"],
+        cells["CPU 2, worker 1"],
+    )
+    assert both == [first, second]
+    assert first != second
+    five = "".join(f", worker {worker}" for worker in range(2, 7))
+    assert cells[f"CPU 8{five}"] == [SHARED]
+    assert cells["CPU 9"] == cells["CPU 3"] != [first]
 
 
 def test_names_cannot_break_a_picture(tmp_path: Path) -> None:
-    name = '</title><script>&"\x00\x1b[31m'
-    machine = {**FOUR_GPUS, "gpus": [{"node": 0, "name": name, "nvml_cpus": "0-7"}]}
-    root = ET.fromstring(picture(read_machine(lay(tmp_path, machine), environ={})))
+    name = '</title><script>&"\x00\x1b[31m\ud800'
+    machine = read_machine(lay(tmp_path, FOUR_GPUS), environ={})
+    gpus = tuple(gpu._replace(name=name, bdf=name) for gpu in machine.gpus)
+    root = ET.fromstring(machine_picture(dataclasses.replace(machine, gpus=gpus)).encode())
     assert not list(root.iter(f"{SVG}script"))
 
 
@@ -209,6 +238,11 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(args: list[str], tmp_p
     assert run(*args, *root, "--json", "--svg", str(file)).stdout.startswith("{")
     assert file.read_text().startswith("<svg")
     assert run(*args, *root, "--svg", "-").stdout.startswith("<svg")
+    closed = f"exec {shlex.join([*TOPO[:-1], *args, *root, '--svg', '-'])} | true"
+    done = subprocess.run(
+        ["bash", "-c", closed + '; echo "${PIPESTATUS[0]}"'], env=ENVIRON, capture_output=True, text=True
+    )
+    assert "Error" not in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

@@ -16,6 +16,7 @@ from numa_launch.apply.spawn import WRAPPER
 from numa_launch.cli import status_of
 from numa_launch.doctor import tries
 from numa_launch.doctor.examine import CHECK_OF_CODE, LIVE
+from numa_launch.machine.read import read_machine
 from numa_launch.reasons import SENTENCES, SKIP, WARNINGS
 from tests.apply.conftest import RUN_IT
 from tests.host import CPU_A, CPU_B, needs_numactl, node_of
@@ -49,6 +50,13 @@ LIMITS: dict[str, tuple[Description, list[str], str, str, list[str]]] = {
     "taskset": ({**FOUR_GPUS, "allowed_cpus": "0-3,8-11"}, [], "affinity", "affinity-constrained", ["--bind"]),
     "policy": ({**FOUR_GPUS, "policy": "bind:0"}, [], "inherited-policy", "mempolicy-set", ["--bind"]),
     "cpuset": ({**FOUR_GPUS, "cpuset": "0-7"}, [], "cpuset", "cpus-not-allowed", ["--numa-nodes=0,0,0,0"]),
+    "taskset, explicit": (
+        {**FOUR_GPUS, "cpuset": "0-11", "allowed_cpus": "0-3"},
+        ["--bind"],
+        "affinity",
+        "cpus-not-allowed",
+        ["--numa-nodes=0,0,0,0"],
+    ),
     "memory-only": (on_odd_node(), [], "gpus", "node-without-cpus", ["--bind"]),
     "unknown": (
         {**TWO_NODES, "gpus": [{"node": -1}]},
@@ -62,6 +70,14 @@ LIMITS: dict[str, tuple[Description, list[str], str, str, list[str]]] = {
     "one node": ({"nodes": {"0": {"cpus": "0-7"}}, "gpus": [{"node": 0}]}, [], "nodes", "single-node", ["--bind"]),
     "off": (FOUR_GPUS, ["--no-bind"], "switched-on", "disabled", []),
     "executor": (FOUR_GPUS, ["--executor=ray"], "plan", "executor", ["--executor=ray", "--bind"]),
+    "too many, explicit": (FOUR_GPUS, ["--bind", "--tp=8"], "plan", "gpu-index-out-of-range", ["--bind", "--tp=4"]),
+    "strict": (
+        {**FOUR_GPUS, "cpuset": "0-7"},
+        ["--bind", "--strict"],
+        "cpuset",
+        "cpus-not-allowed",
+        ["--numa-nodes=0,0,0,0"],
+    ),
     "too many": (FOUR_GPUS, ["--tp=8"], "plan", "gpu-index-out-of-range", ["--tp=4"]),
 }
 
@@ -78,6 +94,8 @@ def test_each_limit_is_named_and_no_other_and_its_fix_helps(
     assert named["code"] == code
     assert named["message"] in found["verdict"]
     assert found["fix"] == named["fix"] != ""
+    changed = [option.partition("=")[0] for option in fixed if option not in args]
+    assert not changed or any(option in named["fix"] for option in changed)
     status, found = printed(capsys, root, *fixed)
     assert (status, found["can_bind"], found["would_bind"], found["fix"]) == (0, True, True, None)
     assert trouble(found) == {}
@@ -151,6 +169,12 @@ def test_every_code_that_a_plan_may_have_belongs_to_a_check() -> None:
     assert {*CHECK_OF_CODE.values()} <= {*READ, *LIVE}
 
 
+def test_what_no_reason_has_a_code_for_is_the_plan_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = printed(capsys, f"--root={lay(tmp_path, FOUR_GPUS)}", "--numa-nodes=0,7,0,0")
+    assert (status, trouble(found)) == (1, {"plan": "fail"})
+    assert "node 7 does not exist" in found["verdict"]
+
+
 def test_misuse_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--no-such"], ["--root=/nowhere"], ["--tp=0"], ["--", "x"], ["extra"], ["--nproc=3", "--tp=2"]):
         assert status_of(["doctor", *args]) == 2
@@ -196,9 +220,9 @@ def test_a_seccomp_filter_is_told_from_everything_else(args: list[str]) -> None:
 
 def test_numactl_that_is_missing_is_named() -> None:
     status, found = doctor(EXPLICIT, "--backend=numactl", PATH="/nowhere")
-    assert (status, trouble(found)) == (1, {"backend": "fail"})
+    assert (status, trouble(found)["backend"]) == (1, "fail")
     assert "install the package numactl" in found["fix"]
-    status, found = doctor(EXPLICIT, PATH="/nowhere")
+    status, found = doctor(EXPLICIT, "--memory=none", PATH="/nowhere")
     assert (status, trouble(found)) == (0, {})
     backend = check_named(found, "backend")
     assert (backend["status"], "numactl is not on PATH" in backend["message"]) == ("note", True)
@@ -257,7 +281,7 @@ def test_the_screen_says_what_and_what_to_do(tmp_path: Path, capsys: pytest.Capt
     assert status_of(["doctor", f"--root={lay(tmp_path, LIMITS['taskset'][0])}"]) == 1
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 24
-    assert "can be bound here: yes; will be: no" in out
+    assert "can be bound here: yes; will be, so asked: no" in out
     assert out.splitlines()[-1] == "to do: start it without that, or pass --bind to bind within them"
 
 
@@ -273,6 +297,7 @@ PRIVILEGED = "Seccomp:\t2\nCapEff:\t000001ffffffffff\n"
         (errno.EPERM, DOCKER, "without the capability SYS_NICE", "--cap-add SYS_NICE"),
         (errno.EPERM, PRIVILEGED, "though the capability SYS_NICE is there", "--security-opt seccomp="),
         (errno.EPERM, "Seccomp:\t0\nCapEff:\t0\n", "sandbox or security module", "--memory none"),
+        (errno.EPERM, PRIVILEGED.replace("2", "0", 1), "sandbox or security module", "allow it there"),
         (errno.EPERM, None, "sandbox or security module", "--memory none"),
         (errno.EPERM, "Seccomp:\t2\n", "without the capability", "--cap-add"),
         (errno.EINVAL, DOCKER, "cpuset", "--cpuset-mems"),
@@ -285,10 +310,24 @@ def test_seccomp_capability_and_cpuset_are_told_apart(error: int, status: str | 
     assert fix in to_do
 
 
+def test_an_unknown_machine_is_not_taken_for_one_without_memory_policies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numa_launch.apply.builtin.NUMBERS", {})
+    machine = read_machine(lay(tmp_path, FOUR_GPUS), environ={})
+    assert tries.policy_set(machine, wanted=True).status == tries.policy_read().status == "not checked"
+    assert tries.preferred_many(machine, None, tries.policy_read(), wanted=True).message.endswith("there is no backend")
+
+
 def test_a_call_is_tried_in_a_child() -> None:
     def refused() -> None:
         raise OSError(errno.EINVAL, "no")
 
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as daemons have it, whose children nobody need wait for
+    try:
+        assert tries.error_in_child(refused) == errno.EINVAL
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = os.sched_getaffinity(0)
     assert tries.error_in_child(lambda: os.sched_setaffinity(0, {CPU_A})) == 0
     assert os.sched_getaffinity(0) == before

@@ -140,4 +140,4 @@ def test_every_skip_reason_names_a_remedy() -> None:
         "allow ",
         "{why}",
     )
-    assert all(any(remedy in sentence for remedy in remedies) for sentence in SKIP.values())
+    assert all(any(remedy in "".join(sentence) for remedy in remedies) for sentence in SKIP.values())
