@@ -133,7 +133,7 @@ def test_every_skip_reason_names_a_remedy() -> None:
         "lower ",
         "install ",
         "call ",
-        "nothing can be gained",
+        "no binding is needed",
         "remove that",
         "start ",
         "lower ",
