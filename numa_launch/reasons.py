@@ -16,7 +16,7 @@ class Note(NamedTuple):
     @property
     def what(self) -> str:
         """What is so, without what to do about it."""
-        return self.message.removesuffix(f": {self.fix}") if self.fix else self.message
+        return self.message.removesuffix(self.fix).rstrip(";: ") if self.fix else self.message
 
 
 Sentence = str | tuple[str, str]

@@ -1,7 +1,7 @@
 """Start workers with configure_subprocess and print, from inside each, what the kernel says it really got.
 
 Example: ``scripts/run -- python scripts/workers.py`` starts one per visible GPU, at least two. With ``--cpus`` worker i
-gets the i-th CPU, which shows binding on any machine that has numactl.
+gets the i-th CPU, which shows binding on any machine.
 """
 
 import logging

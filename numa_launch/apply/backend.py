@@ -47,14 +47,14 @@ class Backend(NamedTuple):
         return "the built-in backend" if self.is_builtin else "numactl"
 
 
-def choose(choice: BackendChoice, numactl: str | None, python: str | None) -> Backend | None:
+def choose(choice: BackendChoice, numactl: str | None, python: str | bytes | os.PathLike[str] | None) -> Backend | None:
     """Return the backend that is to be used: for auto numactl where there is one; None where none may serve."""
     if numactl and choice != "builtin":
         return Backend(numactl)
-    return builtin_backend(python) if choice != "numactl" else None
+    return builtin_backend(os.fsdecode(python or "")) if choice != "numactl" else None
 
 
-def builtin_backend(python: str | None) -> Backend | None:
+def builtin_backend(python: str) -> Backend | None:
     """Return the built-in backend; None for a frozen or embedded program, which has no Python to run it with."""
     if not python or getattr(sys, "frozen", False) or not is_executable(python) or not os.path.isfile(BUILTIN):
         return None

@@ -7,15 +7,22 @@ and refusals mean what numactl(8) means by them, but it never leaves the affinit
 imported. set_mempolicy(2), sched_setaffinity(2).
 """
 
-import ctypes
 import os
 import sys
+
+try:
+    import ctypes
+except ImportError:  # a Python built without it still binds CPUs
+    ctypes = None  # type: ignore[assignment]
 
 NUMBERS = {
     "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239},
     "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236},
 }
 """Machine → numbers of the system calls."""
+
+OTHER_NAMES = {"i686": "x86_64", "i586": "x86_64", "i386": "x86_64", "armv8l": "aarch64"}
+"""What uname(2) says under the personality of 32 bits (setarch), where the calls of a 64-bit process are the same."""
 
 MODES = {"preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
@@ -35,28 +42,29 @@ class RefusedError(Exception):
 
 def number_of(call: str) -> "int | None":
     """Return the number of a system call, None where it is not known."""
-    numbers = NUMBERS.get(os.uname().machine, {}) if sys.maxsize > 2**32 else {}
-    return numbers.get(call)
+    machine = OTHER_NAMES.get(os.uname().machine, os.uname().machine)
+    return NUMBERS.get(machine, {}).get(call) if sys.maxsize > 2**32 else None
 
 
 def system_call(call: str, *arguments: object) -> None:
-    """Make a system call; raises OSError where the kernel refuses, or the number is not known (ENOSYS)."""
+    """Make a system call; raises OSError where the kernel refuses, or the call cannot be made from here (ENOSYS)."""
+    if ctypes is None:
+        raise OSError(38, "this Python has no ctypes")
     number = number_of(call)
     if number is None:
         raise OSError(38, f"the system call's number is not known on {os.uname().machine}")
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(number), *arguments):
+    words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    if libc.syscall(ctypes.c_long(number), *words):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def set_mempolicy(policy: str, nodes: "tuple[int, ...] | list[int]") -> None:
     """Set the calling thread's memory policy, a key of MODES; raises OSError where the kernel does not take it."""
     words = max(nodes) // 64 + 1
-    mask = (ctypes.c_ulong * words)()
-    for node in nodes:
-        mask[node // 64] |= 1 << node % 64
-    # The kernel reads one bit less than maxnode says.
-    system_call("set_mempolicy", MODES[policy], mask, ctypes.c_ulong(words * 64 + 1))
+    bits = sum(1 << node for node in nodes)
+    # The kernel reads one bit less than maxnode says, and little-endian words are bytes in order.
+    system_call("set_mempolicy", MODES[policy], bits.to_bytes(8 * words, "little"), words * 64 + 1)
 
 
 def main(arguments: "list[str]") -> None:
@@ -171,7 +179,7 @@ def own_ids(name: str) -> "set[int] | None":
 
 def become(command: "list[str]") -> None:
     """Become the command with the environment and signals that this process was started with."""
-    for number in SIGNALS_IGNORED_BY_PYTHON:
+    for number in SIGNALS_IGNORED_BY_PYTHON if ctypes else ():
         ctypes.CDLL(None).signal(number, None)
     restore_locale()
     name = command[0]
@@ -211,6 +219,8 @@ def restore_locale() -> None:
 
 def heed_interrupts() -> None:
     """Let an interrupt end this process without a traceback, as it ends any other program."""
+    if ctypes is None:
+        return
     signal = ctypes.CDLL(None).signal
     signal.restype = ctypes.c_void_p
     if signal(2, None) == 1:  # it was ignored, and stays so

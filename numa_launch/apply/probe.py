@@ -67,13 +67,14 @@ class Prober:
         if first_problem is None:
             self._accepted[key] = found
             return found
+        tried, fix = complaint(backend, binding, first_problem)
+        why = f"{tried}; {fix or 'ask `numa-launch doctor`, or pass --no-bind'}"
         if strict:
-            raise StrictError(f"cannot bind as planned: {complaint(backend, binding, first_problem)}")
-        why = complaint(backend, binding, first_problem)
+            raise StrictError(f"cannot bind as planned: {why}")
         if auto and not found.args:
-            self._auto_failure = dropped = note("probe-failed", why=why)
+            self._auto_failure = dropped = note("probe-failed", why=why)._replace(fix=fix)
         else:
-            dropped = note("binding-dropped", what=what_was_dropped(binding, found), why=why)
+            dropped = note("binding-dropped", what=what_was_dropped(binding, found), why=why)._replace(fix=fix)
         say_once(logging.WARNING, dropped.message)
         return Found(found.args, dropped)
 
@@ -134,14 +135,16 @@ def what_was_dropped(binding: Binding, found: Found) -> str:
     return f"memory is not bound, {kept}" if memory_args(binding) else kept
 
 
-def complaint(backend: Backend, binding: Binding, problem: str) -> str:
-    """Return what was tried, the backend's own words and what would fix it."""
-    return f"{backend.name} {' '.join(numactl_args(binding))}: {problem}; {remedy(backend, problem)}"
+def complaint(backend: Backend, binding: Binding, problem: str) -> tuple[str, str]:
+    """Return what was tried with the backend's own words, and what would fix it, empty where they do not tell."""
+    return f"{backend.name} {' '.join(numactl_args(binding))}: {problem}", remedy(problem)
 
 
-def remedy(backend: Backend, problem: str) -> str:
+def remedy(problem: str) -> str:
     """Return what would fix it, by the backend's own words."""
     problem = problem.lower()
+    if "sched_setaffinity" in problem and "not permitted" in problem:
+        return "allow sched_setaffinity to this process (in its seccomp profile or sandbox), or pass --no-bind"
     if "not permitted" in problem or "does not support numa" in problem or "without kernel support" in problem:
         return (
             "if this is a container, give it the capability SYS_NICE (docker run --cap-add SYS_NICE; Kubernetes: "
@@ -151,5 +154,4 @@ def remedy(backend: Backend, problem: str) -> str:
         return "those nodes or CPUs are not this process's to use: compare `numa-launch topo` with its cpuset"
     if os.environ.get("LD_PRELOAD"):
         return "LD_PRELOAD is set and reaches what binds too: unset it, or set it inside the worker"
-    other = "" if backend.is_builtin else "--backend builtin or "
-    return f"ask `numa-launch doctor`, or pass {other}--no-bind"
+    return ""

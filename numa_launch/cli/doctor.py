@@ -87,9 +87,9 @@ def print_report(report: Report) -> None:
 
     console = wide_console()
     table = table_of("check", "", "what was found")
-    for names, check in rows_of(report.checks):
+    for check in rows_of(report.checks):
         found = check.message + (f"\n-> {check.fix}" if check.fix and check.status not in ("ok", "not checked") else "")
-        table.add_row(names, Text(check.status, style=STYLES[check.status]), found)
+        table.add_row(check.name, Text(check.status, style=STYLES[check.status]), found)
     console.print(table)
     console.print()
     yes_or_no = {True: "yes", False: "no"}
@@ -99,8 +99,11 @@ def print_report(report: Report) -> None:
         console.print(f"to do: {report.fix}")
 
 
-def rows_of(checks: Sequence["Check"]) -> list[tuple[str, "Check"]]:
-    """Return the checks with their names; those that only the host itself can show are one."""
+def rows_of(checks: Sequence["Check"]) -> list["Check"]:
+    """Return the checks to show; those that only the host itself can show are one."""
     alike = [check for check in checks if check.message == NOT_CHECKED]
-    rows = [(check.name, check) for check in checks if check not in alike]
-    return [*rows, ("\n".join(check.name for check in alike), alike[0])] if alike else rows
+    rows = [check for check in checks if check not in alike]
+    if alike:
+        names = ", ".join(check.name for check in alike)
+        rows.append(alike[0]._replace(name="on the host only", message=names))
+    return rows

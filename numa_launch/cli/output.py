@@ -45,7 +45,7 @@ def replace(path: str, content: bytes) -> None:
         try:
             part.write(content)
             part.flush()
-            os.chmod(part.name, 0o666 & ~umask())
+            os.chmod(part.name, os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o666 & ~umask())
             os.replace(part.name, path)
         except BaseException:
             os.unlink(part.name)

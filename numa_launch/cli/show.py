@@ -100,7 +100,9 @@ def wide_console() -> "Console":
     if os.environ.get("NO_COLOR"):  # neither colours nor bold: rich would leave the latter
         plain["color_system"] = None
     console = Console(**plain)
-    return console if console.is_terminal else Console(**plain, width=100_000)
+    if console.is_terminal:
+        return console if console.width > 0 else Console(**plain, width=80)
+    return Console(**plain, width=100_000)
 
 
 def restrict_stdout() -> None:
@@ -142,7 +144,8 @@ def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None
     table = table_of("process", "GPU", "node", "numactl arguments", "reasons")
     longest = max((len(arg) for _, binding in rows for arg in numactl_args(binding)), default=0)
     table.columns[3].min_width = min(longest, ARGUMENT_WIDTH, console.width // 3)
-    table.columns[4].no_wrap = True  # a code that is cut cannot be looked up
+    codes = {reason.code for _, binding in rows for reason in binding.reasons}
+    table.columns[4].min_width = min(max(map(len, codes), default=0), console.width // 3)  # a code is looked up whole
     width = max(ARGUMENT_WIDTH, console.width // 3) if console.is_terminal else console.width
     for name, binding in rows:
         args = "\n".join(part for arg in numactl_args(binding) for part in fold(arg, width)) or "(unbound)"

@@ -34,6 +34,8 @@ FREE, FORBIDDEN, SHARED, INK, FAINT = "#c3ccd6", WHITE, "#8797a8", "#1d242c", "#
 CELLS = ((128, 11, 16), (512, 7, 24), (65536, 4, 40))
 """Up to so many CPUs in a node: the size of a CPU's square, and squares in a row."""
 
+MOST_NAMES = 4
+"""Of a CPU's workers, in its tip; more are counted."""
 MOST_LINES = 4
 """Of a CPU list; longer ones are cut, as the squares show the rest."""
 
@@ -115,8 +117,7 @@ def legend(machine: Machine, planned: bool, coloured: bool) -> list[str]:
 def box_part(box: Box, processes: Sequence[Binding], colours: Mapping[Binding, str]) -> Part:
     """Return a node's box without its frame."""
     here = [binding for binding in processes if binding.cpus & box.cpus]
-    owners = {cpu: [worker for worker in here if worker in colours and cpu in worker.cpus] for cpu in box.cpus}
-    parts = [heading(box), cells(box, owners, colours)]
+    parts = [heading(box), cells(box, [binding for binding in here if binding in colours], colours)]
     parts.append(chips([gpu_chip(box, i) for i in range(len(box.gpus))]))
     parts.append(chips([process_chip(binding, colours.get(binding)) for binding in here]))
     body, y = [], PAD
@@ -138,20 +139,25 @@ def heading(box: Box) -> Part:
     return Part(28 + LINE * len(lines), "".join(drawn))
 
 
-def cells(box: Box, owners: Mapping[int, Sequence[Binding]], colours: Mapping[Binding, str]) -> Part:
+def cells(box: Box, workers: Sequence[Binding], colours: Mapping[Binding, str]) -> Part:
     """Return a square for each CPU, in the order of their ids."""
     if not box.cpus:
         return Part(0, "")
     size, in_row = next((size, in_row) for most, size, in_row in CELLS if len(box.cpus) <= most)
     step = size + (2 if size > 4 else 1)
+    of_cpus: dict[frozenset[int], list[Binding]] = {}
+    for worker in workers:
+        of_cpus.setdefault(worker.cpus, []).append(worker)
     drawn = []
     for place, cpu in enumerate(sorted(box.cpus)):
-        own = owners[cpu]
+        own = [alike for cpus, alike in of_cpus.items() if cpu in cpus]
+        count = sum(map(len, own))
         free = FREE if cpu in box.usable else FORBIDDEN
-        fill = free if not own else colours[own[0]] if len(own) == 1 else SHARED
-        tip = escaped(f"CPU {cpu}" + "".join(f", {owner.name}" for owner in own))
+        fill = free if not own else colours[own[0][0]] if count == 1 else SHARED
+        names = f", {count} workers" if count > MOST_NAMES else "".join(f", {b.name}" for alike in own for b in alike)
         square = f'<rect width="{size}" height="{size}" fill="{fill}" stroke="{FREE}"/>'
-        drawn.append(moved(place % in_row * step, place // in_row * step, f"<title>{tip}</title>{square}"))
+        tip = f"<title>{escaped(f'CPU {cpu}{names}')}</title>"
+        drawn.append(moved(place % in_row * step, place // in_row * step, f"{tip}{square}"))
     return Part(-(-len(box.cpus) // in_row) * step + 8, "".join(drawn))
 
 

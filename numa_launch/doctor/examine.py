@@ -191,7 +191,7 @@ def gpus_text(machine: Machine) -> str:
 def plan_check(made: Plan | None, error: NumaLaunchError | None) -> Check:
     """Return whether sizes, ranks and lists fit this machine; an error's note belongs to a check of its own."""
     if made is None and error and not error.note:
-        return Check("plan", "fail", str(error))
+        return Check("plan", "fail", str(error), "correct what is named there")
     count = counted(len(made.processes), "process") if made else "nothing"
     return Check("plan", "ok", f"{count} in mode {made.mode}" if made else f"{count} can be planned")
 
@@ -205,15 +205,19 @@ LIVE = (
 
 def live_checks(machine: Machine, made: Plan | None, backend: Backend | None, config: LaunchConfig) -> list[Check]:
     """Return what trying shows."""
-    prefers_several = any(b.memory_policy == "preferred-many" for b in made.processes) if made else False
     preload = tries.ld_preload(backend)
-    may_set = tries.policy_set(machine, wanted=config.memory_policy != "none")
-    many = tries.preferred_many(machine, backend, may_set, wanted=prefers_several)
-    if preload.status == "fail":
-        blocked = "not checked, as LD_PRELOAD ends what it starts"
-        bound, many, wrapper = (not_checked(name, blocked) for name in ("backend", "preferred-many", "wrapper"))
+    bound_ones = [binding for binding in made.processes if binding.bound] if made else []
+    sets_memory = any(b.memory_policy for b in bound_ones) if bound_ones else config.memory_policy != "none"
+    may_set = tries.policy_set(machine, wanted=sets_memory)
+    many = tries.preferred_many(
+        machine, backend, may_set, wanted=any(b.memory_policy == "preferred-many" for b in bound_ones)
+    )
+    blocked = "not checked, as LD_PRELOAD ends what it starts"
+    wrapper = not_checked("wrapper", blocked) if preload.status == "fail" else tries.wrapper(sys.executable)
+    if preload.status == "fail" and backend and tries.try_backend(backend):
+        bound, many = not_checked("backend", blocked), not_checked("preferred-many", blocked)
     else:
-        bound, wrapper = backend_check(made, backend, may_set, many), tries.wrapper(sys.executable)
+        bound = backend_check(bound_ones, backend, may_set, many)
         if backend and backend.is_builtin and config.backend == "auto" and bound.status == "ok":
             message = f"numactl is not on PATH; {bound.message}"
             bound = bound._replace(status="note", message=message, fix="install the package numactl")
@@ -224,11 +228,10 @@ def live_checks(machine: Machine, made: Plan | None, backend: Backend | None, co
     return checks
 
 
-def backend_check(made: Plan | None, backend: Backend | None, may_set: Check, many: Check) -> Check:
+def backend_check(bindings: Sequence[Binding], backend: Backend | None, may_set: Check, many: Check) -> Check:
     """Try the plan's own arguments; what is dropped for a reason that another check names is no failure of this one."""
     if backend is None:
         return of_note("backend", "fail", note("numactl-missing"))
-    bindings = [binding for binding in made.processes if binding.bound] if made else []
     if not bindings:
         problem = tries.try_backend(backend)
         if problem:
@@ -237,13 +240,18 @@ def backend_check(made: Plan | None, backend: Backend | None, may_set: Check, ma
     found = {binding: prober.arguments(backend, binding, auto=False, strict=False) for binding in bindings}
     for binding, each in found.items():
         if each.dropped and not each.args:
-            return Check("backend", "fail", each.dropped.message, other_backend(backend), "probe-failed")
+            return of_dropped("fail", each.dropped, backend)
         if each.dropped and not is_explained(binding, may_set, many):
-            return Check("backend", "warning", each.dropped.message, other_backend(backend), "binding-dropped")
+            return of_dropped("warning", each.dropped, backend)
     memory = any(memory_args(binding) and not each.dropped for binding, each in found.items())
     what = "CPUs and memory" if memory else "CPUs"
     by = backend.name if backend.is_builtin else backend.program
     return Check("backend", "ok", f"{by} binds {what}" if bindings else f"{by} works")
+
+
+def of_dropped(status: Status, dropped: Note, backend: Backend) -> Check:
+    """Return what was dropped, with the fix for what the backend said or, where there is none, the other backend."""
+    return Check("backend", status, dropped.what, dropped.fix or other_backend(backend), dropped.code)
 
 
 def is_explained(binding: Binding, may_set: Check, many: Check) -> bool:
@@ -260,7 +268,8 @@ def report(machine: Machine, made: Plan | None, checks: tuple[Check, ...], backe
     """Return the verdict that follows from the checks."""
     failed = [check for check in checks if check.status == "fail"]
     warned = [check for check in checks if check.status == "warning"]
-    bound = sum(binding.bound for binding in made.processes) if made else 0
+    works = not any(check.name in ("backend", "ld-preload") for check in failed)
+    bound = sum(binding.bound for binding in made.processes) if made and works else 0
     if made and bound == len(made.processes) and not failed:
         by = f" by {backend.name}" if backend else ", as far as a capture shows"
         less = f", but for this: {warned[0].message}" if warned else ""

@@ -5,7 +5,6 @@ SYS_NICE.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -64,7 +63,12 @@ def error_in_child(call: Callable[[], None]) -> int:
     A filter that kills the caller instead counts as EPERM.
     """
     reader, writer = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(reader)
+        os.close(writer)
+        return error.errno or errno.EAGAIN
     if not pid:
         try:
             call()
@@ -83,8 +87,7 @@ def error_in_child(call: Callable[[], None]) -> int:
 
 def get_mempolicy() -> None:
     """Read the calling thread's memory policy; raises OSError where the kernel refuses."""
-    nothing = (None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
-    system_call("get_mempolicy", ctypes.byref(ctypes.c_int()), *nothing)
+    system_call("get_mempolicy", None, None, 0, None, 0)
 
 
 def why_refused(error: int, confined: Confinement) -> tuple[str, str]:

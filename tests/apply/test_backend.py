@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,13 @@ from numa_launch import ConfigError, LaunchConfig, configure_subprocess
 from numa_launch.apply.backend import BUILTIN, Backend, choose
 from numa_launch.config import BackendChoice
 from tests.host import ALL_ALLOWED, BOUND_TO_B, CPU_A, CPU_B, needs_memory_policy, needs_numactl
+from tests.live import AS_ROOT, can_unshare
 from tests.vm import truth
 
 CONTEXT = multiprocessing.get_context("spawn")
 LISTS = LaunchConfig(numa_bind_cpus=[str(CPU_A), str(CPU_B)])
 TRUTH = str(Path(truth.__file__))
+LAUNCH = ["-m", "numa_launch", "--backend=builtin", f"--numa-cpus={CPU_B}", "--rank=0"]
 
 
 OURS, THEIRS = Backend(sys.executable, BUILTIN), Backend("/usr/bin/numactl")
@@ -46,6 +49,35 @@ def test_auto_takes_numactl_where_there_is_one(
 @pytest.mark.parametrize("python", [None, "", "/nowhere/python"])
 def test_a_program_without_a_python_needs_numactl(python: str | None) -> None:
     assert choose("auto", None, python) is None
+
+
+@pytest.mark.parametrize("python", [os.fsencode(sys.executable), Path(sys.executable)])
+def test_a_python_may_be_named_in_any_way(python: bytes | Path) -> None:
+    assert choose("auto", None, python) == OURS
+
+
+@pytest.mark.skipif(not can_unshare(), reason="no mount namespaces")
+def test_a_python_without_ctypes_binds_cpus(tmp_path: Path) -> None:
+    import _ctypes
+
+    hidden = ["sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"', str(_ctypes.__file__)]
+    for command in (
+        ["-m", "numa_launch", "doctor", "--numa-nodes=0"],
+        [*LAUNCH, "--", "grep", "Cpus_allowed_list", "/proc/self/status"],
+    ):
+        done = subprocess.run([*AS_ROOT, *hidden, sys.executable, *command], capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stdout + done.stderr
+    assert done.stdout.split() == ["Cpus_allowed_list:", str(CPU_B)]
+    assert "this Python has no ctypes" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("setarch") or os.uname().machine != "x86_64", reason="no setarch")
+@needs_memory_policy
+def test_the_personality_of_32_bits_changes_nothing() -> None:
+    done = subprocess.run(
+        ["setarch", "i686", sys.executable, *LAUNCH, "--", sys.executable, "-S", TRUTH], capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["policy"] == BOUND_TO_B, done.stderr
 
 
 def test_a_frozen_program_is_not_taken_for_a_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,25 @@ def test_a_broken_numactl_is_named_in_its_own_words(script: str, status: str, sa
     assert trouble(doctor(EXPLICIT, "--backend=builtin", PATH=f"{tmp_path}:{os.environ['PATH']}")[1]) == {}
 
 
+def test_refused_affinities_are_named_with_a_fix(tmp_path: Path) -> None:
+    filtering = Path(seccomp.__file__).read_text().replace('"x86_64": (237, 238, 239)', '"x86_64": (203,)')
+    filtering = filtering.replace('"aarch64": (235, 236, 237)', '"aarch64": (122,)')
+    (tmp_path / "filter.py").write_text(filtering)
+    for backend in ("numactl", "builtin"):
+        around = [sys.executable, str(tmp_path / "filter.py")]
+        status, found = doctor(EXPLICIT, f"--backend={backend}", "--memory=none", around=around)
+        assert (status, trouble(found)) == (1, {"backend": "fail"})
+        assert "allow sched_setaffinity" in found["fix"]
+        assert found["verdict"].startswith("nothing would be bound")
+
+
+@needs_numactl
+def test_strict_fails_for_what_the_plan_needs_only() -> None:
+    under = [sys.executable, str(Path(seccomp.__file__))]
+    assert doctor(EXPLICIT, "--strict", "--memory=none", around=under)[0] == 0
+    assert doctor(EXPLICIT, "--strict", around=under)[0] == 1
+
+
 @pytest.mark.skipif(not can_unshare(), reason="no mount namespaces")
 def test_a_wrapper_on_a_noexec_mount_is_named() -> None:
     place = os.path.dirname(WRAPPER)
