@@ -1,6 +1,6 @@
 """Every decision's code and its sentence, in one table: for the log, ``--json``, the README and errors alike.
 
-Example: ``note("single-node").message``. A sentence says what is so, and after a colon what to do about it.
+Example: ``note("single-node").message``. A sentence says what is so, and behind it what to do about it.
 """
 
 from typing import NamedTuple
@@ -170,7 +170,7 @@ def note(code: str, **values: object) -> Note:
     if isinstance(sentence, str):
         return Note(code, sentence.format(**values))
     what, fix = (part.format(**values) for part in sentence)
-    return Note(code, f"{what}: {fix}", fix)
+    return Note(code, f"{what}{';' if fix.startswith('if ') else ':'} {fix}", fix)
 
 
 def counted(count: int, word: str) -> str:

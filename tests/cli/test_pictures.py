@@ -182,6 +182,12 @@ def test_a_plan_is_drawn_with_each_worker_on_its_node(name: str, tmp_path: Path)
         assert f"GPU {gpu}" in texts(drawn["no known node" if node < 0 else f"node {node}"])
 
 
+def test_the_picture_in_the_readme_is_drawn_so(tmp_path: Path) -> None:
+    gpus = [{"node": node} for node in (3, 2, 1, 0, 7, 6, 5, 4)]
+    root = str(lay(tmp_path, {**ROOTS["eight"], "gpus": gpus}))
+    assert run("--dry-run", "--svg", "-", "--root", root).stdout == (RECORDED / "plan.svg").read_text()
+
+
 def cells_of(drawn: str) -> dict[str, list[str]]:
     """Return tip → fills of each CPU's square."""
     groups = [group for group in ET.fromstring(drawn).iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
