@@ -1,11 +1,11 @@
 """What puts a binding's arguments in force: numactl, or a Python that runs the built-in backend where it is not there.
 
-Example: ``choose("auto", "/usr/bin/numactl", sys.executable).command == ["/usr/bin/numactl"]``.
+Example: ``choose("auto", lambda: "/usr/bin/numactl", sys.executable).command == ["/usr/bin/numactl"]``.
 """
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from numa_launch.apply.command import is_executable
@@ -15,7 +15,6 @@ BUILTIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "builtin.py")
 
 FLAGS = ("-I", "-S", "-X", "utf8")
 """As the wrapper has them: nothing of the user's is imported, and arguments pass through byte by byte."""
-
 
 PROOF = "numa-launch: it runs"
 """What a probe prints: the built-in backend's always, numactl's where its exit status cannot be had."""
@@ -39,7 +38,7 @@ class Backend(NamedTuple):
     def probe(self, args: Sequence[str]) -> list[str]:
         """Return the command that tries the arguments: an image without numactl may have no ``true`` either."""
         if self.is_builtin:
-            return [*self.command, *args, "--", self.program, "-I", "-S", "-c", f"print({PROOF!r})"]
+            return [*self.command, *args, "--", self.program, *FLAGS, "-c", f"print({PROOF!r})"]
         return [*self.command, *args, "true"]
 
     @property
@@ -47,9 +46,12 @@ class Backend(NamedTuple):
         return "the built-in backend" if self.is_builtin else "numactl"
 
 
-def choose(choice: BackendChoice, numactl: str | None, python: str | bytes | os.PathLike[str] | None) -> Backend | None:
+def choose(
+    choice: BackendChoice, find_numactl: Callable[[], str | None], python: str | bytes | os.PathLike[str] | None
+) -> Backend | None:
     """Return the backend that is to be used: for auto numactl where there is one; None where none may serve."""
-    if numactl and choice != "builtin":
+    numactl = find_numactl() if choice != "builtin" else None
+    if numactl:
         return Backend(numactl)
     return builtin_backend(os.fsdecode(python or "")) if choice != "numactl" else None
 

@@ -27,6 +27,8 @@ OTHER_NAMES = {"i686": "x86_64", "i586": "x86_64", "i386": "x86_64", "armv8l": "
 MODES = {"preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """Policy → mode of set_mempolicy(2), from the kernel's uapi/linux/mempolicy.h."""
 
+CPU_OPTIONS = ("physcpubind", "cpunodebind")
+
 SYSTEM = "/sys/devices/system"
 SIGNALS_IGNORED_BY_PYTHON = (13, 25)
 """SIGPIPE and SIGXFSZ, which no command should inherit so."""
@@ -74,7 +76,7 @@ def main(arguments: "list[str]") -> None:
         raise RefusedError("a command is needed behind the arguments")
     every = "all" in options
     for option, text in options.items():
-        if option in ("physcpubind", "cpunodebind"):
+        if option in CPU_OPTIONS:
             cpus = cpus_named(text, every) if option == "physcpubind" else cpus_of_nodes(text, every)
             try:
                 os.sched_setaffinity(0, cpus)
@@ -100,7 +102,7 @@ def split(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
         if not argument.startswith("-"):
             return options, arguments[at:]
         name, _, text = argument[2:].partition("=")
-        known = name in MODES or name in ("physcpubind", "cpunodebind")
+        known = name in MODES or name in CPU_OPTIONS
         if argument != "--all" and not (argument.startswith("--") and known):
             raise RefusedError(f"unrecognized option {argument}")
         options[name] = text
@@ -157,6 +159,11 @@ def ranges(text: str) -> "list[tuple[int, int]]":
     return found
 
 
+def ids_of(text: str) -> "set[int]":
+    """Return the ids of a list that the kernel wrote, which may be empty."""
+    return {i for first, last in ranges(text) for i in range(first, last + 1)} if text else set()
+
+
 def ids_in(path: str) -> "set[int] | None":
     """Return the ids of a kernel's list file, None where it cannot be read."""
     try:
@@ -164,7 +171,7 @@ def ids_in(path: str) -> "set[int] | None":
             text = file.read().strip()
     except (OSError, ValueError):
         return None
-    return {i for first, last in ranges(text) for i in range(first, last + 1)} if text else set()
+    return ids_of(text)
 
 
 def own_ids(name: str) -> "set[int] | None":
@@ -174,7 +181,7 @@ def own_ids(name: str) -> "set[int] | None":
             text = next((line.partition(":")[2].strip() for line in status if line.startswith(f"{name}:")), "")
     except OSError:
         return None
-    return {i for first, last in ranges(text) for i in range(first, last + 1)} if text else None
+    return ids_of(text) if text else None
 
 
 def become(command: "list[str]") -> None:

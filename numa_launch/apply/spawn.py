@@ -131,7 +131,7 @@ def prepare(config: Any, process: Process, context: Any, backend_choice: Backend
     launch = launch_config(config)
     if backend_choice is not None:
         launch = replace(launch, backend=backend_choice)
-    backend = choose(launch.backend, numactl_now(), sys.executable)
+    backend = choose(launch.backend, numactl_now, sys.executable)
     circumstances = Circumstances(start_method_of(context), numactl_missing=backend is None)
     detected = detect(config, own_variables())
     made = _planner.plan(detected.machine, launch, process, circumstances)
@@ -264,13 +264,18 @@ def wrapper_problem(python: Executable) -> Note | None:
 
 def shell_problem() -> Note | None:
     """Return why the shell does not survive the environment that is set for the worker, None where it does."""
-    problem = _prober.outcome([SHELL, "-c", '"$@"', "sh", "true"], None).problem
+    problem = problem_of_shell()
     if not problem:
         return None
     preload = os.environ.get("LD_PRELOAD")
     cause = f"LD_PRELOAD={preload}" if preload else "something in the environment"
     fix = f"{cause} ends it ({problem}): set that inside the worker instead"
     return note("wrapper-not-executable", path=SHELL, fix=fix)
+
+
+def problem_of_shell() -> str | None:
+    """Return how the shell ends where it does not run a command, tried once."""
+    return _prober.outcome([SHELL, "-c", '"$@"', "sh", "true"], None).problem
 
 
 def judge(swap: Swap, strict: bool) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numa_launch.cli.scene import Box, columns_for, memory_text
+from numa_launch.cli.scene import Box, columns_for
 from numa_launch.idsets import format_ids
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ def lines_of(box: Box) -> list[Line]:
         lines.append((f"CPUs {format_ids(box.cpus) or 'none'}", ""))
         if box.cpus:
             lines.append(yours(box))
-        each = " each" if len(box.nodes) > 1 else ""
-        yours_too = "" if box.memory_usable else ", not yours"
-        text = f"memory {memory_text(box.memory_kb)}{each}{yours_too}"
-        lines.append((text, "" if box.memory_usable else "yellow"))
+        lines.append((box.memory, "" if box.memory_usable else "yellow"))
     visible = [gpu.label for gpu in box.gpus if gpu.gpu_index is not None]
     if visible:
         lines.append((f"GPU {' '.join(visible)}", "bold green"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from numa_launch.apply.command import own_environment
-from numa_launch.cli.options import Options, plan_options
+from numa_launch.cli.options import options_of, plan_options
 from numa_launch.cli.request import backend_for, circumstances_of, request
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, note_json, table_of, wide_console
 from numa_launch.doctor.check import NOT_CHECKED
@@ -36,8 +36,7 @@ def doctor(ctx: click.Context, /, **values: Any) -> int:
     It takes the options of a run, tries what a run would need, and changes nothing. Exit status: 0 where all would be
     bound, 1 where not, 2 after misuse.
     """
-    from_environment = ctx.get_parameter_source("bind") is click.core.ParameterSource.ENVIRONMENT
-    options = Options(**values, dry_run=True, bind_from_environment=from_environment)
+    options = options_of(ctx, **values, dry_run=True)
     environ = own_environment()
     logging.getLogger(LOGGER).setLevel(logging.CRITICAL)  # all that is to be said is in the checks
     machine = read_machine("/" if options.root is None else options.root, vendor=options.vendor, environ=environ)

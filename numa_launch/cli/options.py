@@ -167,6 +167,12 @@ SHOW_OPTIONS: list[Callable[[F], F]] = [
 ]
 
 
+def options_of(ctx: click.Context, **values: Any) -> Options:
+    """Return what click parsed, and whether it is the environment that says --bind or --no-bind."""
+    from_environment = ctx.get_parameter_source("bind") is click.core.ParameterSource.ENVIRONMENT
+    return Options(**values, bind_from_environment=from_environment)
+
+
 def plan_options(function: F) -> F:
     """Add the options that say what to plan to a click command."""
     for option in reversed(PLAN_OPTIONS):

@@ -90,7 +90,7 @@ def circumstances_of(options: Options, asked: Request, backend: Backend | None) 
 
 def backend_for(asked: Request, environ: Mapping[str, str]) -> Backend | None:
     """Return the backend that binds here, None where none may serve."""
-    return choose(asked.config.backend, find_numactl(environ), sys.executable)
+    return choose(asked.config.backend, lambda: find_numactl(environ), sys.executable)
 
 
 def worker_count(config: LaunchConfig) -> int:

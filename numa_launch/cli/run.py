@@ -15,7 +15,7 @@ from numa_launch.apply.backend import Backend
 from numa_launch.apply.command import become, check_command, own_environment
 from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
 from numa_launch.apply.probe import Prober
-from numa_launch.cli.options import Options, launch_options
+from numa_launch.cli.options import Options, launch_options, options_of
 from numa_launch.cli.request import Request, backend_for, circumstances_of, request
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.idsets import format_ids
@@ -95,9 +95,7 @@ def cli(ctx: click.Context, /, verbose: int, quiet: bool, **values: Any) -> None
     if ctx.invoked_subcommand:
         refuse_launch_options(ctx)
         return
-    from_environment = ctx.get_parameter_source("bind") is click.core.ParameterSource.ENVIRONMENT
-    options = Options(**values, bind_from_environment=from_environment)
-    run(options, ctx.obj, own_environment())
+    run(options_of(ctx, **values), ctx.obj, own_environment())
 
 
 def set_up_logging(level: int) -> None:

@@ -41,6 +41,12 @@ class Box(NamedTuple):
             return "no known node"
         return f"node{'s' if len(self.nodes) > 1 else ''} {format_ids(self.nodes)}"
 
+    @property
+    def memory(self) -> str:
+        """Its memory in words: ``memory 64.0 GiB each, not yours``."""
+        each = " each" if len(self.nodes) > 1 else ""
+        return f"memory {memory_text(self.memory_kb)}{each}{'' if self.memory_usable else ', not yours'}"
+
 
 def shown_gpus(machine: Machine) -> list[ShownGpu]:
     """Return all of the host's GPUs, in PCI order."""
@@ -58,7 +64,7 @@ def boxes_of(machine: Machine) -> list[Box]:
             cpus=node.cpus,
             usable=machine.usable_cpus_of(node.id),
             memory_kb=node.memory_kb,
-            memory_usable=not forbids_memory(machine, node.id),
+            memory_usable=not machine.withholds_memory_of(node.id),
             gpus=tuple(each for each in shown if each.gpu.node == node.id),
         )
         if boxes and is_empty(box) and boxes[-1]._replace(nodes=box.nodes) == box:
@@ -67,11 +73,6 @@ def boxes_of(machine: Machine) -> list[Box]:
             boxes.append(box)
     nowhere = tuple(each for each in shown if each.gpu.node not in machine.node_of_id)
     return [*boxes, Box((), gpus=nowhere)] if nowhere else boxes
-
-
-def forbids_memory(machine: Machine, node: int) -> bool:
-    """Return whether the node has memory that this process may not use."""
-    return machine.has_memory(node) and not machine.may_use_memory_of(node)
 
 
 def is_empty(box: Box) -> bool:

@@ -133,7 +133,7 @@ def table_of(*titles: str) -> "Table":
 def print_plan(made: Plan, launched: Binding | None, command: list[str]) -> None:
     """Print the plan as a table, with what is to be said of it below."""
     console = wide_console()
-    bound = sum(binding.bound for binding in made.processes)
+    bound = len(made.bound_processes)
     partly = f", {bound} of {counted(len(made.processes), 'process')}" if 0 < bound < len(made.processes) else ""
     console.print(f"mode {made.mode}: {'bound' if made.bound else 'unbound'}{partly}")
     if made.skip_reason:

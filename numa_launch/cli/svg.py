@@ -10,7 +10,7 @@ from html import escape
 from typing import NamedTuple
 
 from numa_launch.cli.boxes import fold
-from numa_launch.cli.scene import Box, boxes_of, columns_for, memory_text
+from numa_launch.cli.scene import Box, ShownGpu, boxes_of, columns_for
 from numa_launch.idsets import format_ids
 from numa_launch.machine.files import printable
 from numa_launch.machine.model import Machine
@@ -30,7 +30,6 @@ WHITE = "#ffffff"
 FREE, FORBIDDEN, SHARED, INK, FAINT = "#c3ccd6", WHITE, "#8797a8", "#1d242c", "#68727d"
 """CPUs that are allowed, not allowed, and of several workers; text, and text that matters less."""
 
-
 CELLS = ((128, 11, 16), (512, 7, 24), (65536, 4, 40))
 """Up to so many CPUs in a node: the size of a CPU's square, and squares in a row."""
 
@@ -47,14 +46,9 @@ class Part(NamedTuple):
     body: str
 
 
-def machine_picture(machine: Machine) -> str:
-    """Return a picture of the machine alone."""
-    return picture(machine)
-
-
 def plan_picture(machine: Machine, made: Plan) -> str:
     """Return a picture of the machine with a plan's processes on their nodes."""
-    bound = sum(binding.bound for binding in made.processes)
+    bound = len(made.bound_processes)
     notes = [f"{said.message} ({said.code})" for said in (*filter(None, [made.skip_reason]), *made.warnings)]
     unbound = [binding.name for binding in made.processes if not binding.bound]
     if unbound:
@@ -65,9 +59,8 @@ def plan_picture(machine: Machine, made: Plan) -> str:
 
 def picture(machine: Machine, subtitle: str = "", processes: Sequence[Binding] = (), notes: Sequence[str] = ()) -> str:
     """Return the picture; `subtitle` is its second line, `processes` are drawn on their nodes, `notes` stand below."""
-    colours = {
-        binding: colour_of(i) for i, binding in enumerate(b for b in processes if b.kind == "worker" and b.bound)
-    }
+    workers = [binding for binding in processes if binding.kind == "worker" and binding.bound]
+    colours = {worker: colour_of(i) for i, worker in enumerate(workers)}
     boxes = boxes_of(machine)
     columns = columns_for(len(boxes), COLUMNS_OF_MANY if len(boxes) > MANY else COLUMNS)
     width = max(columns * (WIDTH + GAP) - GAP, 2 * WIDTH + GAP)
@@ -89,18 +82,24 @@ def picture(machine: Machine, subtitle: str = "", processes: Sequence[Binding] =
 
 def document(width: int, parts: Sequence[Part], title: str) -> str:
     """Return the parts below each other as a whole SVG file."""
-    body, y = [], 0
-    for part in parts:
-        body.append(moved(0, y, part.body))
-        y += part.height
-    whole_width, whole_height = width + 2 * GAP, y + 2 * GAP
+    whole = stacked(parts, 0)
+    whole_width, whole_height = width + 2 * GAP, whole.height + 2 * GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole_width}" height="{whole_height}" '
         f'viewBox="0 0 {whole_width} {whole_height}" font-family="sans-serif" font-size="12">\n'
         f"<title>{escaped(title)}</title>\n"
         f'<rect width="100%" height="100%" fill="{WHITE}"/>\n'
-        f"{moved(GAP, GAP, ''.join(body))}</svg>\n"
+        f"{moved(GAP, GAP, whole.body)}</svg>\n"
     )
+
+
+def stacked(parts: Sequence[Part], pad: int) -> Part:
+    """Return the parts below each other, with so much space around them."""
+    body, y = [], pad
+    for part in parts:
+        body.append(moved(pad, y, part.body))
+        y += part.height
+    return Part(y + pad, "".join(body))
 
 
 def legend(machine: Machine, planned: bool, coloured: bool) -> list[str]:
@@ -118,23 +117,17 @@ def box_part(box: Box, processes: Sequence[Binding], colours: Mapping[Binding, s
     """Return a node's box without its frame."""
     here = [binding for binding in processes if binding.cpus & box.cpus]
     parts = [heading(box), cells(box, [binding for binding in here if binding in colours], colours)]
-    parts.append(chips([gpu_chip(box, i) for i in range(len(box.gpus))]))
+    parts.append(chips([gpu_chip(shown) for shown in box.gpus]))
     parts.append(chips([process_chip(binding, colours.get(binding)) for binding in here]))
-    body, y = [], PAD
-    for part in parts:
-        body.append(moved(PAD, y, part.body))
-        y += part.height
-    return Part(y + PAD, "".join(body))
+    return stacked(parts, PAD)
 
 
 def heading(box: Box) -> Part:
     drawn = [text(0, 12, box.title, size=14, weight="bold")]
     if not box.nodes:
         return Part(24, drawn[0])
-    each = " each" if len(box.nodes) > 1 else ""
-    memory = f"memory {memory_text(box.memory_kb)}{each}{'' if box.memory_usable else ', not yours'}"
     cpus = f"CPUs {format_ids(box.cpus)}" if box.cpus else "no CPUs"
-    lines = [memory, *folded(cpus, WIDTH - 2 * PAD)[:MOST_LINES]]
+    lines = [box.memory, *folded(cpus, WIDTH - 2 * PAD)[:MOST_LINES]]
     drawn += [text(0, 32 + i * LINE, line, fill=FAINT) for i, line in enumerate(lines)]
     return Part(28 + LINE * len(lines), "".join(drawn))
 
@@ -168,10 +161,10 @@ class Chip(NamedTuple):
     tip: str = ""
 
 
-def gpu_chip(box: Box, position: int) -> Chip:
-    gpu = box.gpus[position]
-    tip = " ".join(filter(None, (gpu.gpu.bdf, gpu.gpu.name, gpu.gpu.source)))
-    return Chip(f"GPU {gpu.label}", WHITE if gpu.gpu_index is None else "#e3f3dc", gpu.gpu_index is None, tip)
+def gpu_chip(shown: ShownGpu) -> Chip:
+    hidden = shown.gpu_index is None
+    tip = " ".join(filter(None, (shown.gpu.bdf, shown.gpu.name, shown.gpu.source)))
+    return Chip(f"GPU {shown.label}", WHITE if hidden else "#e3f3dc", hidden, tip)
 
 
 def process_chip(binding: Binding, colour: str | None) -> Chip:
@@ -207,8 +200,8 @@ def moved(x: int, y: int, body: str) -> str:
     return f'<g transform="translate({x} {y})">{body}</g>\n' if body else ""
 
 
-def text(x: int, y: int, words: str, *, size: int = 12, weight: str = "", fill: str = INK, anchor: str = "") -> str:
-    extra = (f' font-weight="{weight}"' if weight else "") + (f' text-anchor="{anchor}"' if anchor else "")
+def text(x: int, y: int, words: str, *, size: int = 12, weight: str = "", fill: str = INK) -> str:
+    extra = f' font-weight="{weight}"' if weight else ""
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}"{extra}>{escaped(words)}</text>\n'
 
 

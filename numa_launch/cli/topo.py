@@ -10,7 +10,7 @@ import click
 from numa_launch.cli.boxes import print_boxes
 from numa_launch.cli.options import svg_option, vendor_option
 from numa_launch.cli.output import write_file
-from numa_launch.cli.scene import boxes_of, forbids_memory, memory_text, shown_gpus
+from numa_launch.cli.scene import boxes_of, memory_text, shown_gpus
 from numa_launch.cli.show import SCHEMA, dump, gpu_json, prepare_tables, table_of, wide_console
 from numa_launch.idsets import format_ids
 from numa_launch.machine.archive import opened
@@ -39,9 +39,9 @@ def topo(as_json: bool, root: str | None, svg: str | None, vendor: str | None) -
         machine = read_machine(where or "/", vendor=vendor)
         topology = read_topology(where or "/", machine)
     if svg is not None:
-        from numa_launch.cli.svg import machine_picture
+        from numa_launch.cli.svg import picture
 
-        write_file(svg, machine_picture(machine).encode())
+        write_file(svg, picture(machine).encode())
     if svg == "-":
         return
     if as_json:
@@ -107,7 +107,7 @@ def print_nodes(console: "Console", machine: Machine) -> None:
         hidden = f" ({here.count(None)} hidden)" if None in here else ""
         usable = format_ids(machine.usable_cpus_of(node.id))
         visible = " ".join(str(index) for index in here if index is not None) + hidden
-        memory = memory_text(node.memory_kb) + (", not yours" if forbids_memory(machine, node.id) else "")
+        memory = memory_text(node.memory_kb) + (", not yours" if machine.withholds_memory_of(node.id) else "")
         nodes.add_row(str(node.id), format_ids(node.cpus) or "none", usable or "none", memory, visible.strip())
     console.print(nodes)
 

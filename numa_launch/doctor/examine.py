@@ -133,17 +133,14 @@ def said_of(
 def check_of(code: str, machine: Machine) -> str | None:
     """Return the check that speaks of a code, None for what narrows a binding and hurts nobody."""
     if code == "cpus-not-allowed":
-        limits = machine.limits
-        allowed = machine.online if limits.cpuset is None else machine.online & limits.cpuset
-        return "affinity" if limits.affinity is not None and not allowed <= limits.affinity else "cpuset"
+        return "affinity" if machine.usable_cpus != machine.cpuset_cpus else "cpuset"
     return CHECK_OF_CODE.get(code)
 
 
 def confined(machine: Machine) -> bool:
     """Return whether the cpuset leaves this process fewer CPUs than are online, or less memory than there is."""
-    limits = machine.limits
-    fewer_cpus = limits.cpuset is not None and not machine.online <= limits.cpuset
-    return fewer_cpus or any(machine.has_memory(n.id) and not machine.may_use_memory_of(n.id) for n in machine.nodes)
+    fewer_cpus = machine.cpuset_cpus != machine.online
+    return fewer_cpus or any(machine.withholds_memory_of(node.id) for node in machine.nodes)
 
 
 def worst_of(every: Sequence[Check]) -> Check:
@@ -205,19 +202,19 @@ LIVE = (
 
 def live_checks(machine: Machine, made: Plan | None, backend: Backend | None, config: LaunchConfig) -> list[Check]:
     """Return what trying shows."""
-    preload = tries.ld_preload(backend)
-    bound_ones = [binding for binding in made.processes if binding.bound] if made else []
+    prober = Prober()
+    preload = tries.ld_preload(prober, backend)
+    bound_ones = made.bound_processes if made else ()
     sets_memory = any(b.memory_policy for b in bound_ones) if bound_ones else config.memory_policy != "none"
     may_set = tries.policy_set(machine, wanted=sets_memory)
-    many = tries.preferred_many(
-        machine, backend, may_set, wanted=any(b.memory_policy == "preferred-many" for b in bound_ones)
-    )
+    prefers_several = any(b.memory_policy == "preferred-many" for b in bound_ones)
+    many = tries.preferred_many(prober, machine, backend, may_set, wanted=prefers_several)
     blocked = "not checked, as LD_PRELOAD ends what it starts"
     wrapper = not_checked("wrapper", blocked) if preload.status == "fail" else tries.wrapper(sys.executable)
-    if preload.status == "fail" and backend and tries.try_backend(backend):
+    if preload.status == "fail" and backend and tries.backend_problem(prober, backend):
         bound, many = not_checked("backend", blocked), not_checked("preferred-many", blocked)
     else:
-        bound = backend_check(bound_ones, backend, may_set, many)
+        bound = backend_check(prober, bound_ones, backend, may_set, many)
         if backend and backend.is_builtin and config.backend == "auto" and bound.status == "ok":
             message = f"numactl is not on PATH; {bound.message}"
             bound = bound._replace(status="note", message=message, fix="install the package numactl")
@@ -228,15 +225,16 @@ def live_checks(machine: Machine, made: Plan | None, backend: Backend | None, co
     return checks
 
 
-def backend_check(bindings: Sequence[Binding], backend: Backend | None, may_set: Check, many: Check) -> Check:
+def backend_check(
+    prober: Prober, bindings: Sequence[Binding], backend: Backend | None, may_set: Check, many: Check
+) -> Check:
     """Try the plan's own arguments; what is dropped for a reason that another check names is no failure of this one."""
     if backend is None:
         return of_note("backend", "fail", note("numactl-missing"))
     if not bindings:
-        problem = tries.try_backend(backend)
+        problem = tries.backend_problem(prober, backend)
         if problem:
             return Check("backend", "fail", f"{backend.program}: {problem}", other_backend(backend), "probe-failed")
-    prober = Prober()
     found = {binding: prober.arguments(backend, binding, auto=False, strict=False) for binding in bindings}
     for binding, each in found.items():
         if each.dropped and not each.args:
@@ -269,7 +267,7 @@ def report(machine: Machine, made: Plan | None, checks: tuple[Check, ...], backe
     failed = [check for check in checks if check.status == "fail"]
     warned = [check for check in checks if check.status == "warning"]
     works = not any(check.name in ("backend", "ld-preload") for check in failed)
-    bound = sum(binding.bound for binding in made.processes) if made and works else 0
+    bound = len(made.bound_processes) if made and works else 0
     if made and bound == len(made.processes) and not failed:
         by = f" by {backend.name}" if backend else ", as far as a capture shows"
         less = f", but for this: {warned[0].message}" if warned else ""

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from numa_launch.apply.backend import Backend
 from numa_launch.apply.builtin import number_of, set_mempolicy, system_call
-from numa_launch.apply.probe import try_command
-from numa_launch.apply.spawn import SHELL, WRAPPER, start_method_of, wrapper_problem
+from numa_launch.apply.probe import Prober
+from numa_launch.apply.spawn import SHELL, WRAPPER, problem_of_shell, start_method_of, wrapper_problem
 from numa_launch.apply.swap import Executable
 from numa_launch.doctor.check import Check, not_checked
 from numa_launch.idsets import format_ids
 from numa_launch.machine.files import read_text
+from numa_launch.machine.limits import current_affinity
 from numa_launch.machine.model import Machine
 
 CAP_SYS_NICE = 23
@@ -132,14 +133,14 @@ def policy_read() -> Check:
     return Check("policy-read", "note", f"get_mempolicy is refused, so numa_maps is read instead: {why}")
 
 
-def preferred_many(machine: Machine, backend: Backend | None, may_set: Check, wanted: bool) -> Check:
+def preferred_many(prober: Prober, machine: Machine, backend: Backend | None, may_set: Check, wanted: bool) -> Check:
     """Try what an EngineCore over several nodes is bound with in mode auto; `wanted`: the plan has one."""
     nodes = memory_nodes(machine)
     if backend is None:
         return not_checked("preferred-many", "not checked, as there is no backend")
     if may_set.status not in ("ok", "not checked"):
         return not_checked("preferred-many", "not checked, as no memory policy can be set (policy-set)")
-    problem = try_command(backend.probe([f"--preferred-many={format_ids(nodes)}"])).problem
+    problem = backend_problem(prober, backend, f"--preferred-many={format_ids(nodes)}")
     if problem is None:
         return Check("preferred-many", "ok", f"{backend.name} can prefer several nodes on this kernel")
     kernel_can = not error_in_child(lambda: set_mempolicy("preferred-many", nodes))
@@ -152,25 +153,26 @@ def preferred_many(machine: Machine, backend: Backend | None, may_set: Check, wa
     )
 
 
-def try_backend(backend: Backend) -> str | None:
-    """Return what keeps the backend from running at all, None where it runs."""
-    return try_command(backend.probe([])).problem
+def backend_problem(prober: Prober, backend: Backend, *args: str) -> str | None:
+    """Return what keeps the backend from running with these arguments, None where it runs; each is tried once."""
+    return prober.outcome(backend.probe(args), current_affinity()).problem
 
 
 def memory_nodes(machine: Machine) -> list[int]:
     return [node.id for node in machine.nodes if machine.has_memory(node.id) and machine.may_use_memory_of(node.id)]
 
 
-def ld_preload(backend: Backend | None) -> Check:
+def ld_preload(prober: Prober, backend: Backend | None) -> Check:
     """Try whether what LD_PRELOAD loads into every process spares the shell and the backend."""
     preload = os.environ.get("LD_PRELOAD")
     if not preload:
         return Check("ld-preload", "ok", "LD_PRELOAD is not set")
-    commands = [[SHELL, "-c", '"$@"', "sh", "true"], *([backend.probe([])] if backend else [])]
-    for command in commands:
-        problem = try_command(command).problem
+    problems = {SHELL: problem_of_shell()}
+    if backend:
+        problems[backend.program] = backend_problem(prober, backend)
+    for program, problem in problems.items():
         if problem:
-            message = f"LD_PRELOAD={preload} reaches {os.path.basename(command[0])} too and ends it ({problem})"
+            message = f"LD_PRELOAD={preload} reaches {os.path.basename(program)} too and ends it ({problem})"
             return Check("ld-preload", "fail", message, "set it inside the worker instead")
     return Check("ld-preload", "note", f"LD_PRELOAD={preload} reaches sh and the backend too; they were tried and work")
 

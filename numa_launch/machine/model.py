@@ -87,13 +87,14 @@ class Machine:
         return tuple(node.id for node in self.nodes if node.cpus)
 
     @cached_property
+    def cpuset_cpus(self) -> frozenset[int]:
+        """The online CPUs that the cpuset allows."""
+        return self.online if self.limits.cpuset is None else self.online & self.limits.cpuset
+
+    @cached_property
     def usable_cpus(self) -> frozenset[int]:
         """The online CPUs that affinity and cpuset allow."""
-        usable = self.online
-        for limit in (self.limits.affinity, self.limits.cpuset):
-            if limit is not None:
-                usable &= limit
-        return usable
+        return self.cpuset_cpus if self.limits.affinity is None else self.cpuset_cpus & self.limits.affinity
 
     @cached_property
     def _usable_of_node(self) -> dict[int, frozenset[int]]:
@@ -111,3 +112,7 @@ class Machine:
 
     def may_use_memory_of(self, node: int) -> bool:
         return self.limits.memory_nodes is None or node in self.limits.memory_nodes
+
+    def withholds_memory_of(self, node: int) -> bool:
+        """Whether the node has memory that this process may not use."""
+        return self.has_memory(node) and not self.may_use_memory_of(node)

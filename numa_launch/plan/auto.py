@@ -52,8 +52,7 @@ def host_reasons(machine: Machine, circumstances: Circumstances) -> Iterator[Not
 
 
 def limits_reasons(machine: Machine) -> Iterator[Note]:
-    limits = machine.limits
-    allowed = machine.online if limits.cpuset is None else machine.online & limits.cpuset
+    limits, allowed = machine.limits, machine.cpuset_cpus
     if limits.affinity is None:
         yield note("affinity-unknown")
     elif not allowed - limits.isolated <= limits.affinity:

@@ -68,8 +68,12 @@ class Plan(NamedTuple):
     warnings: tuple[Note, ...] = ()
 
     @property
+    def bound_processes(self) -> tuple[Binding, ...]:
+        return tuple(process for process in self.processes if process.bound)
+
+    @property
     def bound(self) -> bool:
-        return any(process.bound for process in self.processes)
+        return bool(self.bound_processes)
 
 
 class Circumstances(NamedTuple):

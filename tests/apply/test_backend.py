@@ -43,17 +43,17 @@ OURS, THEIRS = Backend(sys.executable, BUILTIN), Backend("/usr/bin/numactl")
 def test_auto_takes_numactl_where_there_is_one(
     choice: BackendChoice, numactl: str | None, chosen: Backend | None
 ) -> None:
-    assert choose(choice, numactl, sys.executable) == chosen
+    assert choose(choice, lambda: numactl, sys.executable) == chosen
 
 
 @pytest.mark.parametrize("python", [None, "", "/nowhere/python"])
 def test_a_program_without_a_python_needs_numactl(python: str | None) -> None:
-    assert choose("auto", None, python) is None
+    assert choose("auto", lambda: None, python) is None
 
 
 @pytest.mark.parametrize("python", [os.fsencode(sys.executable), Path(sys.executable)])
 def test_a_python_may_be_named_in_any_way(python: bytes | Path) -> None:
-    assert choose("auto", None, python) == OURS
+    assert choose("auto", lambda: None, python) == OURS
 
 
 @pytest.mark.skipif(not can_unshare(), reason="no mount namespaces")
@@ -82,7 +82,7 @@ def test_the_personality_of_32_bits_changes_nothing() -> None:
 
 def test_a_frozen_program_is_not_taken_for_a_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert choose("auto", None, sys.executable) is None
+    assert choose("auto", lambda: None, sys.executable) is None
 
 
 @pytest.mark.parametrize("make", [lambda: LaunchConfig(backend="none"), lambda: LaunchConfig(backend=None)])  # type: ignore[arg-type]

@@ -184,8 +184,8 @@ def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
 for _ in range(40):
-    signal.setitimer(signal.ITIMER_REAL, {delay_us} / 1e6)
     try:
+        signal.setitimer(signal.ITIMER_REAL, {delay_us} / 1e6)
         run_bounded(["sleep", "1000"], 20)
         sys.exit("an interrupt was lost")
     except KeyboardInterrupt:

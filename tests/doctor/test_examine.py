@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from numa_launch.apply.probe import Prober
 from numa_launch.apply.spawn import WRAPPER
 from numa_launch.cli import status_of
 from numa_launch.doctor import tries
@@ -35,17 +36,14 @@ def printed(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[s
 
 
 def trouble(found: dict[str, Any]) -> dict[str, str]:
+    """Return the checks that found trouble, and their status."""
     return {check["name"]: check["status"] for check in found["checks"] if check["status"] in ("fail", "warning")}
 
 
-def on_odd_node(**node: Any) -> Description:
-    return {
-        "nodes": {**TWO_NODES["nodes"], "2": {"cpus": "", "mem_mb": 256}},
-        "gpus": [{"node": 0}, {"node": 1}, {"node": 2}],
-        **node,
-    }
-
-
+ODD_NODE: Description = {
+    "nodes": {**TWO_NODES["nodes"], "2": {"cpus": "", "mem_mb": 256}},
+    "gpus": [{"node": 0}, {"node": 1}, {"node": 2}],
+}
 LIMITS: dict[str, tuple[Description, list[str], str, str, list[str]]] = {
     "taskset": ({**FOUR_GPUS, "allowed_cpus": "0-3,8-11"}, [], "affinity", "affinity-constrained", ["--bind"]),
     "policy": ({**FOUR_GPUS, "policy": "bind:0"}, [], "inherited-policy", "mempolicy-set", ["--bind"]),
@@ -57,7 +55,7 @@ LIMITS: dict[str, tuple[Description, list[str], str, str, list[str]]] = {
         "cpus-not-allowed",
         ["--numa-nodes=0,0,0,0"],
     ),
-    "memory-only": (on_odd_node(), [], "gpus", "node-without-cpus", ["--bind"]),
+    "memory-only": (ODD_NODE, [], "gpus", "node-without-cpus", ["--bind"]),
     "unknown": (
         {**TWO_NODES, "gpus": [{"node": -1}]},
         [],
@@ -335,7 +333,9 @@ def test_an_unknown_machine_is_not_taken_for_one_without_memory_policies(
     monkeypatch.setattr("numa_launch.apply.builtin.NUMBERS", {})
     machine = read_machine(lay(tmp_path, FOUR_GPUS), environ={})
     assert tries.policy_set(machine, wanted=True).status == tries.policy_read().status == "not checked"
-    assert tries.preferred_many(machine, None, tries.policy_read(), wanted=True).message.endswith("there is no backend")
+    assert tries.preferred_many(Prober(), machine, None, tries.policy_read(), wanted=True).message.endswith(
+        "there is no backend"
+    )
 
 
 def test_a_call_is_tried_in_a_child() -> None:

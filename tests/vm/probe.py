@@ -458,9 +458,9 @@ DOCTORS: dict[str, tuple[Limit, list[str], Limit, list[str]]] = {
 """Limit → the limit and options to examine under, and those under which its fix was applied."""
 
 
-def doctors(names: list[str], plain: list[str]) -> dict[str, Any]:
-    """Return what doctor finds without a limit, and under each: before and after the fix."""
-    found = {"none": [doctor_under(NO_LIMIT), doctor_under(NO_LIMIT, *plain)]}
+def doctors(names: list[str]) -> dict[str, Any]:
+    """Return what doctor finds without a limit, in auto and explicit mode, and under each: before and after the fix."""
+    found = {"none": [doctor_under(NO_LIMIT), doctor_under(NO_LIMIT, "--bind")]}
     for name in names:
         limit, args, fixed, fixed_args = DOCTORS[name]
         found[name] = [doctor_under(limit, *args), doctor_under(fixed, *fixed_args)]
@@ -539,8 +539,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "killed": killed_in_mid_start,
     "capture": lambda: captured_here(contextlib.nullcontext),
     "capture-cpuset": lambda: captured_here(lambda: cpuset("1-6", "0-1")),
-    "doctor": lambda: doctors([], ["--bind"]),
-    "doctor-limits": lambda: doctors(list(DOCTORS), ["--bind"]),
+    "doctor": lambda: doctors([]),
+    "doctor-limits": lambda: doctors(list(DOCTORS)),
     "accepted": lambda: accepted_by_both(seed=1, count=40),
 }
 

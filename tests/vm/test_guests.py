@@ -10,6 +10,7 @@ import pytest
 
 from numa_launch.apply import builtin
 from numa_launch.idsets import format_ids, parse_ids
+from tests.doctor.test_examine import trouble
 from tests.vm.conftest import GUESTS, scenario
 
 pytestmark = pytest.mark.guest
@@ -252,11 +253,6 @@ def test_the_built_in_backend_binds_where_numactl_is_missing(guest: str, name: s
     result = scenario(guest, name)
     assert all(process["numactl_args"] for process in result["plan"]["processes"])
     assert "built-in backend" in result["command"]["stderr"]
-
-
-def trouble(found: dict[str, Any]) -> dict[str, str]:
-    """Return the checks that found trouble, and their status."""
-    return {check["name"]: check["status"] for check in found["checks"] if check["status"] in ("fail", "warning")}
 
 
 @pytest.mark.parametrize(
