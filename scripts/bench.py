@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -93,6 +94,28 @@ def spawn_ratio(pairs: int, workers: int = 16) -> float:
     return ratio_of_pairs(lambda: start(True), lambda: start(False), pairs)
 
 
+def copies_ratio(pairs: int, copies: int = 64) -> float:
+    """Return ``--nproc`` ÷ subprocess.Popen of starting copies of a Python: until the last is, probing included."""
+    command = (PYTHON, "-c", "pass")
+
+    def ours() -> float:
+        asked = (NUMA_LAUNCH, "-v", "--bind", "--map", "rank", "--nproc", str(copies), "--", *command)
+        said = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
+        found = re.search(rf"{copies} ranks started in ([0-9.]+) s", said)
+        assert found and said.count("--cpunodebind") >= copies, said
+        return float(found[1])
+
+    def plain() -> float:
+        started: list[subprocess.Popen[bytes]] = []
+        taken_s = seconds(lambda: started.extend(subprocess.Popen(command) for _ in range(copies)))
+        for process in started:
+            process.wait()
+        return taken_s
+
+    ours(), plain()
+    return statistics.median(ours() / plain() if i % 2 else 1 / (plain() / ours()) for i in range(pairs))
+
+
 def write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
@@ -150,6 +173,7 @@ def rows(pairs: int) -> list[dict[str, object]]:
     found: list[tuple[str, float, float, str]] = [
         ("configure_subprocess entered and left, already probed", context_ms(), 0.15, "ms"),
         ("16 no-op workers, bound ÷ plain", spawn_ratio(pairs), 1.10, "ratio"),
+        ("64 copies started by --nproc, bound ÷ subprocess.Popen", copies_ratio(pairs), 1.3, "ratio"),
         (
             "numa-launch -- true ÷ python -c 'import click'",
             ratio_of_pairs(runs(NUMA_LAUNCH, "-q", "--", "true"), runs(PYTHON, "-c", "import click"), 2 * pairs),

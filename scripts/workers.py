@@ -11,12 +11,12 @@ import os
 import click
 
 from numa_launch import LaunchConfig, NumaLaunchError, configure_subprocess, read_machine
-from numa_launch.observe.state import current_affinity_state
+from numa_launch.observe.state import affinity_state
 
 
 def worker(rank: int) -> None:
     """Say what this worker got, in one write so that lines do not mix."""
-    line = current_affinity_state(f"worker {rank} (PID {os.getpid()})")
+    line = affinity_state(f"worker {rank} (PID {os.getpid()})")
     os.write(1, f"{line}\n".encode())
 
 

@@ -3,6 +3,7 @@
 Example: ``--numa-nodes 0,0,1,1 --tp 4`` becomes ``Options(numa_nodes=[0, 0, 1, 1], tp=4, …)``.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +48,10 @@ class Options(NamedTuple):
     dry_run: bool
     as_json: bool
     svg: str | None = None
+    report: bool = False
+    no_prefix: bool = False
+    log_dir: str | None = None
+    grace: float | None = None
 
 
 class Ids(click.ParamType[list[int]]):
@@ -63,6 +68,21 @@ class Ids(click.ParamType[list[int]]):
         if any(len(part) > 20 for part in parts):
             self.fail(f"{shortened(str(value))} has a number that is too large", param, ctx)
         return [int(part) for part in parts]
+
+
+class Seconds(click.FloatRange):
+    """A time to wait; ``nan`` is none."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=1e6)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
 
 
 AT_LEAST_1 = click.IntRange(min=1, max=MAX_ID)
@@ -153,9 +173,7 @@ PLAN_OPTIONS: list[Callable[[F], F]] = [
         type=click.Choice(["worker", "EngineCore"]),
         help="What COMMAND is.  [default: a worker where there is a rank, else an EngineCore over all visible GPUs]",
     ),
-    click.option(
-        "--nproc", type=AT_LEAST_1, help="How many copies of COMMAND to plan for (a run does not start them yet)."
-    ),
+    click.option("--nproc", type=AT_LEAST_1, help="Copies of COMMAND on this host: ranks 0, 1, ..., each bound."),
 ]
 """What is to be planned, and for whom."""
 
@@ -165,6 +183,24 @@ SHOW_OPTIONS: list[Callable[[F], F]] = [
     click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON."),
     svg_option("With --dry-run: also draw the machine, each worker on its node, into FILE."),
 ]
+
+
+NPROC_OPTIONS: list[Callable[[F], F]] = [
+    click.option(
+        "--report", is_flag=True, help="With --nproc: print what the kernel shows of each process once it is bound."
+    ),
+    click.option(
+        "--no-prefix", is_flag=True, help="With --nproc: pass output on as it comes, without [RANK] before lines."
+    ),
+    click.option(
+        "--log-dir",
+        metavar="DIR",
+        type=click.Path(file_okay=False),
+        help="With --nproc: also keep the output of each rank, in DIR/rank-0.out, DIR/rank-0.err, ...",
+    ),
+    click.option("--grace", type=Seconds(), help="With --nproc: time to end in, before SIGKILL.  [default: 30]"),
+]
+"""How to run the copies that ``--nproc`` starts."""
 
 
 def options_of(ctx: click.Context, **values: Any) -> Options:
@@ -182,6 +218,6 @@ def plan_options(function: F) -> F:
 
 def launch_options(function: F) -> F:
     """Add all options of a run to a click command."""
-    for option in reversed(SHOW_OPTIONS):
+    for option in reversed([*NPROC_OPTIONS, *SHOW_OPTIONS]):
         function = option(function)
     return DRY_RUN(plan_options(function))

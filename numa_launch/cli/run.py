@@ -11,19 +11,17 @@ from typing import Any
 
 import click
 
-from numa_launch.apply.backend import Backend
 from numa_launch.apply.command import become, check_command, own_environment
-from numa_launch.apply.outcome import applied, handover_variable, numactl_needed, report, unbound
-from numa_launch.apply.probe import Prober
+from numa_launch.apply.outcome import report
 from numa_launch.cli.options import Options, launch_options, options_of
 from numa_launch.cli.request import Request, backend_for, circumstances_of, request
+from numa_launch.cli.start import Starter
 from numa_launch.errors import ConfigError, StrictError
-from numa_launch.idsets import format_ids
 from numa_launch.log import LOGGER
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Binding, Circumstances, Plan
+from numa_launch.plan.model import Circumstances
 from numa_launch.reasons import note
 
 EXAMPLES = """\b
@@ -31,6 +29,7 @@ Examples:
   numa-launch -- python worker.py            bind to its GPU's node, and run
   numa-launch --dry-run                      show what would be bound, and why
   numa-launch --dry-run --root host.tar.gz   plan for another machine (numa-launch capture)
+  numa-launch --nproc 8 -- python train.py   start eight ranks, each bound to its GPU's node
   numa-launch --map rank --nproc 4 --dry-run spread four ranks over the nodes
   numa-launch --numa-nodes 0,1 --rank 1 -- python worker.py
   torchrun --no-python --nproc-per-node 8 numa-launch -- python train.py
@@ -121,6 +120,11 @@ def refuse_launch_options(ctx: click.Context) -> None:
 def run(options: Options, command: list[str] | None, environ: Mapping[str, str]) -> None:
     """Show the plan, or bind and become the command."""
     to_run = [] if options.dry_run else check_run(options, command)
+    if options.nproc is not None and not options.dry_run:
+        from numa_launch.cli.nproc import run_copies
+
+        run_copies(options, to_run, environ)
+        return
     machine = read_machine(
         "/" if options.root is None else options.root,
         vendor=options.vendor,
@@ -138,13 +142,10 @@ def run(options: Options, command: list[str] | None, environ: Mapping[str, str])
     path = check_command(to_run[0], environ)
     made = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances)
     report(made._replace(warnings=made.warnings + asked.warnings))
-    args, bound = resolve(made, asked, backend)
-    if backend is None or not bound.bound:
-        become(path, to_run, environ)
-    no_rank = " over all visible GPUs, as there is no rank" if asked.launched.over_all else ""
-    logging.getLogger(LOGGER).info("%s: %s %s", described(bound, no_rank), backend.name, shlex.join(args))
-    handed = {**environ, **handover_variable(machine, bound)}
-    become(path, to_run, handed, backend=[*backend.command, *args])
+    started = Starter(machine, made.mode, asked.config.strict, backend).start(
+        made.processes[0], asked.launched.over_all
+    )
+    become(path, to_run, {**environ, **started.variables}, backend=started.backend)
 
 
 def check_run(options: Options, command: list[str] | None) -> list[str]:
@@ -155,35 +156,21 @@ def check_run(options: Options, command: list[str] | None) -> list[str]:
         raise click.UsageError("--json goes with --dry-run", click.get_current_context())
     if options.root is not None:
         raise click.UsageError("--root plans for a captured machine: add --dry-run", click.get_current_context())
-    if options.nproc is not None:
-        raise click.UsageError(
-            "--nproc works only with --dry-run so far: add that, or start the copies with torchrun --no-python "
-            "--nproc-per-node N numa-launch -- COMMAND",
-            click.get_current_context(),
-        )
+    if options.nproc is None:
+        for name, given in (
+            ("--report", options.report),
+            ("--no-prefix", options.no_prefix),
+            ("--log-dir", options.log_dir is not None),
+            ("--grace", options.grace is not None),
+        ):
+            if given:
+                raise click.UsageError(f"{name} goes with --nproc", click.get_current_context())
     if not command:
         raise click.UsageError(
             "COMMAND is missing: numa-launch [OPTIONS] -- COMMAND, or numa-launch --dry-run for the plan alone",
             click.get_current_context(),
         )
     return command
-
-
-def resolve(made: Plan, asked: Request, backend: Backend | None) -> tuple[list[str], Binding]:
-    """Return the arguments that the backend accepts here, none where the process stays unbound, and what they set."""
-    binding = made.processes[0]
-    if not binding.bound:
-        return [], binding
-    if backend is None:
-        raise numactl_needed()
-    found = Prober().arguments(backend, binding, auto=made.mode == "auto", strict=asked.config.strict)
-    return list(found.args), applied(binding, found) if found.args else unbound(binding, found.dropped)
-
-
-def described(binding: Binding, also: str) -> str:
-    """Return one line that says where a process is bound."""
-    memory = f", memory {binding.memory_policy} {format_ids(binding.memory_nodes)}" if binding.memory_policy else ""
-    return f"{binding.name}{also}: node {format_ids(binding.nodes)}, CPUs {format_ids(binding.cpus)}{memory}"
 
 
 def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], options: Options) -> None:

@@ -36,10 +36,13 @@ def read_limits(root: str, online: frozenset[int], environ: Mapping[str, str]) -
     return Limits(affinity, cpuset, memory_nodes, policy, isolated, current_policy)
 
 
-def current_affinity() -> frozenset[int] | None:
-    """Return the calling thread's allowed CPUs, which what it starts inherits; None where they cannot be read."""
+def current_affinity(pid: int = 0) -> frozenset[int] | None:
+    """Return the allowed CPUs of the calling thread, which what it starts inherits, or of a process's main thread.
+
+    None where they cannot be read.
+    """
     try:
-        return frozenset(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(pid))
     except OSError:
         return None
 
@@ -67,9 +70,9 @@ def status_ids(status: str | None, name: str) -> frozenset[int] | None:
     return None
 
 
-def read_policy(root: str) -> str | None:
-    """Return the memory policy of ``proc/self/numa_maps``, None where it is there and cannot be read."""
-    path = f"{root}/proc/self/numa_maps"
+def read_policy(root: str, pid: int | None = None) -> str | None:
+    """Return the memory policy of ``proc/self/numa_maps``, or of a PID's; None where it is there and cannot be read."""
+    path = f"{root}/proc/{pid or 'self'}/numa_maps"
     line = read_first_line(path)
     if line is None:
         return None if os.path.lexists(path) else "default"

@@ -1,4 +1,4 @@
-"""What the kernel shows of the calling process now.
+"""What the kernel shows of a process now.
 
 Example: ``log_current_affinity_state("worker 3")`` logs
 ``worker 3: policy prefer:1, CPUs 8-15, nodes 1 (whole)``.
@@ -13,9 +13,12 @@ from numa_launch.machine.nodes import read_nodes
 from numa_launch.machine.read import read_online, require_linux
 
 
-def current_affinity_state(label: str) -> str:
-    """Return one line: the label, the memory policy, the CPUs this thread may use and whose nodes they are."""
-    policy, cpus = read_policy(""), current_affinity()
+def affinity_state(label: str, pid: int = 0) -> str:
+    """Return one line: the label, the memory policy, the CPUs allowed and whose nodes they are.
+
+    It is the calling thread's, or with a PID that of a process's main thread.
+    """
+    policy, cpus = read_policy("", pid), current_affinity(pid)
     if cpus is None:
         return f"{label}: policy {policy or 'unknown'}, CPUs unknown, nodes unknown"
     online = read_online("")
@@ -33,7 +36,7 @@ def log_current_affinity_state(label: str) -> None:
     with contextlib.suppress(Exception):
         try:
             require_linux()
-            line = current_affinity_state(" ".join(str(label).split()))
+            line = affinity_state(" ".join(str(label).split()))
         except Exception as error:
             line = f"state unknown, {type(error).__name__}: {error}"
         logging.getLogger(LOGGER).info("%s", line)

@@ -144,7 +144,7 @@ def test_quiet(bind: list[str]) -> None:
         (["--no-such-option", "--", "true"], 2, "--no-such-option"),
         (["--json", "--", "true"], 2, "--dry-run"),
         (["--root", "/", "--", "true"], 2, "--dry-run"),
-        (["--nproc", "2", "--", "true"], 2, "--nproc"),
+        (["--nproc", "2"], 2, "COMMAND"),
         (["--kind", "worker", "--", "true"], 2, "--rank"),
         (["--bind", "--", "true"], 2, "--numa-nodes"),
         (["--numa-nodes", "4095", "--", "true"], 2, "node 4095 does not exist; the nodes with CPUs are 0"),

@@ -56,6 +56,6 @@ def test_a_label_or_a_log_that_fails_does_not_end_the_worker(monkeypatch: pytest
 
 
 def test_what_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(state, "read_policy", lambda root: None)
-    monkeypatch.setattr(state, "current_affinity", lambda: None)
+    monkeypatch.setattr(state, "read_policy", lambda *_: None)
+    monkeypatch.setattr(state, "current_affinity", lambda *_: None)
     assert line_of(caplog, "x") == "x: policy unknown, CPUs unknown, nodes unknown"

@@ -39,7 +39,7 @@ GUESTS = {
         "".join(f"--node cpus={2 * i}-{2 * i + 1},mem=256M " for i in range(8))
         + "--distance 0,1,12 --distance 0,4,32 "
         + " ".join(f"--gpu {node}" for node in (3, 2, 1, 0, 7, 6, 5, 4)),
-        ("auto", "builtin", "threads", "accepted", "capture"),
+        ("auto", "builtin", "threads", "copies", "accepted", "capture"),
         1200,
     ),
     # Two packages with SMT, four GPUs; every kind of limit.

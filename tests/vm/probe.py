@@ -384,6 +384,21 @@ def by_builtin(args: list[str]) -> str:
     return text
 
 
+def copies(count: int) -> dict[str, Any]:
+    """Return what ``--nproc`` started: the state that each rank printed, what was reported of it, and the plan."""
+    args = (f"--nproc={count}",)
+    done = subprocess.run(
+        ["numa-launch", *args, "--report", "--", sys.executable, truth.__file__], capture_output=True, text=True
+    )
+    states = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return {
+        "plan": dry_run(args),
+        "states": {rank: json.loads(state) for rank, state in states.items()},
+        "status": done.returncode,
+        "said": done.stderr,
+    }
+
+
 def accepted_by_both(seed: int, count: int) -> dict[str, Any]:
     """Return argument strings of random plans, made under random affinities, and what real numactl and the built-in
     backend leave a command with.
@@ -541,6 +556,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "capture-cpuset": lambda: captured_here(lambda: cpuset("1-6", "0-1")),
     "doctor": lambda: doctors([]),
     "doctor-limits": lambda: doctors(list(DOCTORS)),
+    "copies": lambda: copies(8),
     "accepted": lambda: accepted_by_both(seed=1, count=40),
 }
 

@@ -15,7 +15,10 @@ from tests.vm.conftest import GUESTS, scenario
 
 pytestmark = pytest.mark.guest
 
-NOT_PLANNED = ("threads", "killed", "accepted", "spread", "capture", "capture-cpuset", "doctor", "doctor-limits")
+NOT_PLANNED = (
+    *("threads", "copies", "killed", "accepted", "spread"),
+    *("capture", "capture-cpuset", "doctor", "doctor-limits"),
+)
 PLANNED = [(guest, name) for guest, spec in GUESTS.items() for name in spec.scenarios if name not in NOT_PLANNED]
 NO_MEMORY_POLICY = ("seccomp", "seccomp-auto", "seccomp-new", "seccomp-builtin")
 POLICIES = {
@@ -218,6 +221,20 @@ def test_sixteen_threads_start_workers_of_their_own_rank() -> None:
     result = scenario("eight", "threads")
     assert len(result["seen"]) == 16
     assert result["seen"] == result["wanted"]
+
+
+def test_copies_are_each_bound_as_planned_and_as_reported() -> None:
+    result = scenario("eight", "copies")
+    assert result["status"] == 0, result["said"]
+    planned = [process for process in result["plan"]["processes"] if process["kind"] == "worker"]
+    assert len(planned) == len(result["states"]) == 8
+    for process in planned:
+        rank = process["local_rank"]
+        state = result["states"][f"[{rank}]"]
+        check("copies", state, process, state)
+        node = process["nodes"][0]
+        reported = rf"rank {rank} \(PID \d+\): policy prefer:{node}, CPUs {process['cpus']}, nodes {node} \(whole\)"
+        assert re.search(reported, result["said"])
 
 
 def test_workers_killed_in_mid_start_leave_nothing() -> None:

@@ -1,0 +1,1 @@
+"""Other people's launchers: srun, Ray, process pools, local copies."""

@@ -1,0 +1,221 @@
+"""Keep the ranks of one launch, so that none outlives it, whoever is killed: start them, signal them, tell their ends.
+
+Example: ``python -I -S -X utf8 keeper.py``, which the launcher starts and talks to over stdin and stdout.
+
+A process of its own between the launcher and the ranks. Orphans of ranks become its children (PR_SET_CHILD_SUBREAPER,
+prctl(2)), those that called setsid(2) too, so it can end all of them once the launcher is gone: its stdin then ends.
+Where it is killed itself, they become the launcher's, which then does the same.
+
+The launcher writes a line of JSON, ``{"environ": {…}, "ranks": [{"path", "argv", "variables", "fds"}, …]}``, in which
+every text stands for bytes (latin-1), then lines ``signal 15`` and ``kill``. It reads lines of JSON: ``{"rank": 0,
+"pid": 7}``, ``{"rank": 0, "error": "…"}``, ``{"rank": 0, "status": -9}``, ``{"left": 2}`` where all ranks have ended
+and have left that many processes, and the end of the file once none is left.
+
+It imports little, and nothing of numa_launch, as ranks wait for its start.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+CONTROL, REPORT = 0, 1
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+PAUSE_MS = 50
+"""Between two looks for processes that were just started by one that is being killed."""
+
+
+def main() -> None:
+    """Start the ranks that stdin names, and stay until they and all they started have ended."""
+    os.setsid()  # no signal of the terminal and none to the launcher's group comes here
+    adopt_orphans()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) != signal.SIG_IGN:  # what a shell ignores for us, the ranks ignore too
+            signal.signal(number, lambda *_: None)
+    waker = wake_at_child_ends()
+    lines = Lines(CONTROL)
+    order = lines.wait_for_one()
+    if order is None:
+        return
+    ranks = start_all(json.loads(order))
+    keep(ranks, lines, waker)
+
+
+def adopt_orphans() -> None:
+    """Make what a descendant leaves behind this process's child; without ctypes only process groups can be ended."""
+    with contextlib.suppress(ImportError, OSError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wake_at_child_ends() -> int:
+    """Return a descriptor that becomes readable when a child has ended."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+class Lines:
+    """The lines that come in on a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.rest = b""
+        self.ended = False
+
+    def read(self) -> "list[bytes]":
+        """Return the whole lines after one read; `ended` is true once there will be no more."""
+        chunk = os.read(self.fd, 1 << 20)
+        self.ended = not chunk
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        return lines
+
+    def wait_for_one(self) -> "bytes | None":
+        while not self.ended:
+            lines = self.read()
+            if lines:
+                return lines[0]
+        return None
+
+
+def start_all(order: "dict[str, Any]") -> "dict[int, int]":
+    """Start the ranks in their order, up to the first that cannot be; return PID → rank."""
+    environ, specs = variables_of(order["environ"]), order["ranks"]
+    for spec in specs:
+        for fd in spec["fds"]:
+            os.set_inheritable(fd, False)
+    ranks = {}
+    for rank, spec in enumerate(specs):
+        try:
+            pid = start(spec, environ)
+        except OSError as error:
+            report({"rank": rank, "error": error.strerror})
+            break
+        ranks[pid] = rank
+        report({"rank": rank, "pid": pid})
+    for fd in {fd for spec in specs for fd in spec["fds"]}:
+        os.close(fd)
+    return ranks
+
+
+def start(spec: "dict[str, Any]", environ: "dict[bytes, bytes]") -> int:
+    """Start one rank in a process group of its own, its stdin, stdout and stderr as given; return its PID."""
+    whole = {**environ, **variables_of(spec["variables"])}
+    path, argv = bytes_of(spec["path"]), [bytes_of(argument) for argument in spec["argv"]]
+    options: dict[str, Any] = {
+        "file_actions": [(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate(spec["fds"])],
+        "setpgroup": 0,
+        "setsigdef": IGNORED_BY_PYTHON,
+    }
+    try:
+        return os.posix_spawn(path, argv, whole, **options)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:  # a script without #!, which execvp(3) gives to the shell
+            raise
+        return os.posix_spawn(b"/bin/sh", [b"/bin/sh", path, *argv[1:]], whole, **options)
+
+
+def variables_of(texts: "dict[str, str]") -> "dict[bytes, bytes]":
+    return {bytes_of(name): bytes_of(value) for name, value in texts.items()}
+
+
+def bytes_of(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def report(fact: "dict[str, Any]") -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(REPORT, json.dumps(fact).encode() + b"\n")
+
+
+def keep(ranks: "dict[int, int]", lines: Lines, waker: int) -> None:
+    """Do what the launcher says and tell it of every end, until no process is left; end them all where it is gone."""
+    poll = select.poll()
+    poll.register(lines.fd, select.POLLIN)
+    poll.register(waker, select.POLLIN)
+    told = 0
+    while True:
+        any_left = reap(ranks)
+        if not any_left:
+            return
+        left = 0 if ranks else len(descendants())
+        if left and not told:
+            told = left
+            report({"left": left})
+        ready = {fd for fd, _ in poll.poll()}
+        if waker in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(waker, 4096)
+        if lines.fd in ready:
+            for line in lines.read():
+                word, _, number = line.decode().partition(" ")
+                if word == "signal":
+                    send(ranks, int(number))
+                else:
+                    kill_all(ranks)
+            if lines.ended:
+                kill_all(ranks)
+                return
+
+
+def reap(ranks: "dict[int, int]") -> bool:
+    """Report the ranks that have ended, and return whether any child is left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if not pid:
+            return True
+        if pid in ranks:
+            report({"rank": ranks.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+
+
+def send(ranks: "dict[int, int]", number: int) -> None:
+    """Signal the process groups of the ranks that run, or where none does each process that they have left."""
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+    for pid in () if ranks else descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def kill_all(ranks: "dict[int, int]") -> None:
+    """Kill every descendant, and those that they start meanwhile, until none is left."""
+    while reap(ranks):
+        for pid in descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        select.poll().poll(PAUSE_MS)
+
+
+def descendants() -> "list[int]":
+    """Return the PIDs of this process's children, theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    # "7 (name) S 1 …", in which the name may hold anything
+                    parent = int(stat.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found = list(children.get(os.getpid(), ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+if __name__ == "__main__":
+    main()
