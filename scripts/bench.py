@@ -113,7 +113,14 @@ def copies_ratio(pairs: int, copies: int = 64) -> float:
         return taken_s
 
     ours(), plain()
-    return statistics.median(ours() / plain() if i % 2 else 1 / (plain() / ours()) for i in range(pairs))
+    ratios = []
+    for i in range(pairs):
+        if i % 2:
+            plain_s, ours_s = plain(), ours()
+        else:
+            ours_s, plain_s = ours(), plain()
+        ratios.append(ours_s / plain_s)
+    return statistics.median(ratios)
 
 
 def write(path: pathlib.Path, text: str) -> None:

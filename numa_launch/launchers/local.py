@@ -109,7 +109,7 @@ def run(ranks: Sequence[Rank], environ: Mapping[str, str], settings: Settings, b
             raise RanksError(f"{what}{error.strerror}") from None
         stack.callback(keeper.leave)
         adopt_orphans()
-        Job(ranks, settings, streams, keeper, waker, began_s).run(environ)
+        Job(ranks, settings, streams=streams, keeper=keeper, waker=waker, began_s=began_s).run(environ)
 
 
 @contextlib.contextmanager
@@ -183,6 +183,7 @@ class Job:
         self,
         ranks: Sequence[Rank],
         settings: Settings,
+        *,
         streams: Streams,
         keeper: Keeper,
         waker: int,
