@@ -388,7 +388,9 @@ def copies(count: int) -> dict[str, Any]:
     """Return what ``--nproc`` started: the state that each rank printed, what was reported of it, and the plan."""
     args = (f"--nproc={count}",)
     done = subprocess.run(
-        ["numa-launch", *args, "--report", "--", sys.executable, truth.__file__], capture_output=True, text=True
+        [sys.executable, "-m", "numa_launch", *args, "--report", "--", sys.executable, truth.__file__],
+        capture_output=True,
+        text=True,
     )
     states = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     return {
