@@ -134,10 +134,10 @@ def given(run: Run, tmp_path: Path) -> list[str]:
 
 @needs_open_mpi
 @needs_two_cpus
-@needs_namespaces
 class TestOpenMpisOwnBinding:
     """Its default for two ranks is a core each."""
 
+    @needs_namespaces
     def test_auto_mode_respects_it(self, tmp_path: Path, run: Run, given: list[str]) -> None:
         machine = on_two_nodes(tmp_path / "root")
         done = run(OPEN_MPI, "-n", "2", *machine, NUMA_LAUNCH, "--", *rank(tmp_path))
@@ -146,6 +146,7 @@ class TestOpenMpisOwnBinding:
         assert done.stderr.count("staying unbound (affinity-constrained)") == 2
         assert "mpirun --bind-to none" in done.stderr
 
+    @needs_namespaces
     def test_auto_mode_binds_where_it_is_switched_off(self, tmp_path: Path, run: Run) -> None:
         machine = on_two_nodes(tmp_path / "root")
         done = run(OPEN_MPI, "--bind-to", "none", "-n", "2", *machine, NUMA_LAUNCH, "--", *rank(tmp_path))
