@@ -54,7 +54,7 @@ SKIP: dict[str, Sentence] = {
     ),
     "affinity-constrained": (
         "this process was given only CPUs {affinity} of {allowed} (by taskset, srun or mpirun), which is respected",
-        "start it without that, or pass --bind to bind within them",
+        "start it without that (mpirun --bind-to none), or pass --bind to bind within them",
     ),
     "affinity-unknown": (
         "the CPUs this process may use cannot be read",
@@ -83,8 +83,8 @@ SKIP: dict[str, Sentence] = {
     ),
     "cpus-not-allowed": (
         "no CPU of {where} may be used by this process (it may use {allowed})",
-        "allow it CPUs there (taskset; Docker: --cpuset-cpus; Kubernetes: the kubelet's CPU manager; Slurm: "
-        "--exclusive), or name others in --numa-nodes or --numa-cpus",
+        "allow it CPUs there (taskset; mpirun --bind-to none; Docker: --cpuset-cpus; Kubernetes: the kubelet's CPU "
+        "manager; Slurm: --exclusive), or name others in --numa-nodes or --numa-cpus",
     ),
     "probe-failed": "nothing can be bound here: {why}",
 }

@@ -6,7 +6,7 @@ Every error is one sentence on stderr that starts with ``Error: ``.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import click
@@ -22,7 +22,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def status_of(args: list[str]) -> int:
     """Return the exit status of a command line that does not become another command."""
-    options, command = split_at_dashes(args)
+    options, command = split_at_command(args, os.environ)
     try:
         status = cli.main(options, prog_name="numa-launch", standalone_mode=False, obj=command)
         if sys.stdout:
@@ -42,12 +42,27 @@ def status_of(args: list[str]) -> int:
         return fail(f"{error.filename or 'output'}: {error.strerror}", 1)
 
 
-def split_at_dashes(args: list[str]) -> tuple[list[str], list[str] | None]:
-    """Return what stands before the first ``--``, and COMMAND behind it, None where there is no ``--``."""
+def split_at_command(args: list[str], environ: Mapping[str, str]) -> tuple[list[str], list[str] | None]:
+    """Return the options, and COMMAND: what stands behind the first ``--``, None where there is none.
+
+    ``torchrun --no-python numa-launch -- python train.py`` starts ``numa-launch python train.py``: argparse, which
+    torchrun, accelerate and deepspeed use, drops a ``--`` right behind the program's name. So under them a first word
+    that is neither option nor subcommand begins COMMAND.
+    """
+    if environ.keys() >= LOST_DASHES and args and not args[0].startswith("-") and args[0] not in subcommands():
+        return [], args
     if "--" not in args:
         return args, None
     at = args.index("--")
     return args[:at], args[at + 1 :]
+
+
+LOST_DASHES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+"""What all launchers set that drop a ``--``; nobody sets them all by hand."""
+
+
+def subcommands() -> list[str]:
+    return cli.list_commands(click.Context(cli))
 
 
 def fail(message: str, status: int, usage: str = "") -> int:

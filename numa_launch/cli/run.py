@@ -49,7 +49,8 @@ class Commands(click.Group):
             return super().resolve_command(ctx, args)
         options = ctx.meta["numa_launch.args"][: -len(args)]
         right = shlex.join(["numa-launch", *options, "--", *args])
-        raise click.UsageError(f"no subcommand {args[0]!r}; to run it as COMMAND, put -- before it: {right}")
+        lost = "" if options else " (if it was there, what started this dropped it: put one more before numa-launch)"
+        raise click.UsageError(f"no subcommand {args[0]!r}; to run it as COMMAND, put -- before it: {right}{lost}")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["numa_launch.args"] = list(args)

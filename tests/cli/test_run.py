@@ -161,6 +161,35 @@ def test_bad_input_is_one_sentence_with_the_right_status(args: list[str], status
     assert done.stdout == ""
 
 
+OF_TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "NUMA_LAUNCH_BIND": "0"}
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "text"),
+    [
+        (["echo", "--", "-n", "--tp"], 0, "-- -n --tp\n"),
+        (["--tp", "2", "--", "echo", "a", "--"], 0, "a --\n"),
+        (["--", "echo", "a"], 0, "a\n"),
+        (["topo"], 0, "node"),
+        (["--tp", "2", "echo"], 2, "numa-launch --tp 2 -- echo"),
+        (["--dry-run", "echo"], 2, "numa-launch --dry-run -- echo"),
+        (["no-such-command"], 127, "no-such-command: command not found"),
+        ([], 2, "COMMAND is missing"),
+    ],
+)
+def test_dashes_that_a_launcher_dropped_are_not_missed(args: list[str], status: int, text: str) -> None:
+    """argparse, and so torchrun, accelerate and deepspeed, drop a ``--`` right behind the program's name."""
+    done = run(*args, env=OF_TORCHRUN)
+    assert text in (error_of(done, status) if status else done.stdout)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+def test_dashes_that_nobody_dropped_are_missed(missing: str) -> None:
+    environ = {name: value for name, value in OF_TORCHRUN.items() if name != missing}
+    assert "put one more before numa-launch" in error_of(run("echo", env=environ), 2)
+    assert "one more" not in error_of(run("--tp", "2", "echo", env=environ), 2)
+
+
 @pytest.mark.parametrize("bind", [BIND, ["--no-bind"]])
 def test_a_script_whose_interpreter_is_missing(tmp_path: Path, bind: list[str]) -> None:
     script = tmp_path / "script"

@@ -299,7 +299,10 @@ def test_the_screen_says_what_and_what_to_do(tmp_path: Path, capsys: pytest.Capt
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 24
     assert "can be bound here: yes; will be, so asked: no" in out
-    assert out.splitlines()[-1] == "to do: start it without that, or pass --bind to bind within them"
+    assert (
+        out.splitlines()[-1]
+        == "to do: start it without that (mpirun --bind-to none), or pass --bind to bind within them"
+    )
 
 
 # --- Why a memory policy is refused
