@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numa_launch.apply.current import CurrentBinding, bind_current_process
     from numa_launch.apply.spawn import configure_subprocess
     from numa_launch.config import LaunchConfig
+    from numa_launch.launchers.pool import process_pool
     from numa_launch.machine.model import Machine
     from numa_launch.machine.read import read_machine
     from numa_launch.observe.state import log_current_affinity_state
@@ -44,6 +45,7 @@ __all__ = [
     "get_auto_numa_nodes",
     "log_current_affinity_state",
     "plan",
+    "process_pool",
     "read_machine",
 ]
 
@@ -57,6 +59,7 @@ _MODULE_OF = {
     "configure_subprocess": "numa_launch.apply.spawn",
     "get_auto_numa_nodes": "numa_launch.apply.auto",
     "log_current_affinity_state": "numa_launch.observe.state",
+    "process_pool": "numa_launch.launchers.pool",
     "read_machine": "numa_launch.machine.read",
 }
 """Where the public names come from, when first used: importing numa_launch should cost a program nothing."""

@@ -141,6 +141,10 @@ WARNINGS: dict[str, Sentence] = {
         "starts",
         "start it before, or use a spawn context",
     ),
+    "worker-not-started": (
+        "the worker of rank {rank} could not be started, so the pool is broken ({why})",
+        "mend that and make a fresh process_pool, whose ranks are bound the same",
+    ),
     "binding-dropped": "{what}: {why}",
     "wrapper-not-executable": (
         "{path} may not be executed, so workers start unbound",

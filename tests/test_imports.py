@@ -85,7 +85,7 @@ def test_another_system_can_import_everything_and_is_told_on_use() -> None:
     program = """
 import sys
 sys.platform = "darwin"
-import os
+import os, random  # which needs register_at_fork, as it finds a fork here
 for name in ("sched_getaffinity", "sched_setaffinity", "register_at_fork"):
     delattr(os, name)
 import numa_launch, numa_launch.cli
@@ -97,6 +97,7 @@ for use in (
     lambda: numa_launch.configure_subprocess(config, 0).__enter__(),
     lambda: numa_launch.bind_current_process(config, 0),
     lambda: numa_launch.get_auto_numa_nodes(),
+    lambda: numa_launch.process_pool(config, 2),
 ):
     try:
         use()
@@ -104,4 +105,4 @@ for use in (
         print(error)
 numa_launch.log_current_affinity_state("here")
 """
-    assert python(program).splitlines() == ["numa-launch binds on Linux only"] * 4
+    assert python(program).splitlines() == ["numa-launch binds on Linux only"] * 5

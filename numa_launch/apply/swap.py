@@ -74,6 +74,10 @@ class Spawner:
         self.base: Swap | None = None
         self.open: list[Swap] = []
 
+    def is_held_here(self) -> bool:
+        """Return whether a block of the calling thread is open, bound or not."""
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
     def python(self) -> Executable:
         """Return the Python that multiprocessing would start without us."""
         return self.base.executable if self.base else spawn.get_executable()
