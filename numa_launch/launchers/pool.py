@@ -224,7 +224,12 @@ class BoundPool(ProcessPoolExecutor):
             raise ConfigError("submit to a process_pool outside configure_subprocess, as its workers are bound anyway")
         if self._workers.broken:
             raise BrokenProcessPool(str(self._workers.broken)) from self._workers.broken.__cause__
-        return super().submit(fn, *args, **kwargs)
+        future = super().submit(fn, *args, **kwargs)
+        # Woken before the worker was started, the executor's thread may not watch that one yet.
+        with self._shutdown_lock:
+            if self._executor_manager_thread_wakeup:
+                self._executor_manager_thread_wakeup.wakeup()
+        return future
 
     def _adjust_process_count(self) -> None:
         """Start a worker where there are fewer than tasks that are not done.

@@ -33,12 +33,7 @@ needs_replacement = pytest.mark.skipif(sys.version_info < (3, 11), reason="max_t
 @pytest.fixture(autouse=True)
 def everything_is_put_back() -> Iterator[None]:
     def now() -> tuple[Any, ...]:
-        return (
-            spawn.get_executable(),
-            ours_now(),
-            list(spawner.open),
-            spawner.is_held_here(),
-        )
+        return spawn.get_executable(), ours_now(), list(spawner.open), spawner.is_held_here()
 
     before = now()
     yield
@@ -199,7 +194,7 @@ def test_a_submit_inside_a_block_is_refused_as_both_could_wait_for_ever() -> Non
 def test_a_worker_that_cannot_be_started_breaks_the_pool_with_the_reason() -> None:
     with process_pool(TWO, [1], initializer=lambda: None) as pool:
         first = pool.submit(pooled.state)
-        with pytest.raises(BrokenProcessPool, match=r"worker of rank 1 could not be started.*pickle") as caught:
+        with pytest.raises(BrokenProcessPool, match=r"worker of rank 1 could not be started.*lambda") as caught:
             first.result()
         assert caught.value.__cause__ is not None
         with pytest.raises(BrokenProcessPool, match="worker of rank 1 could not be started"):
@@ -236,6 +231,35 @@ def test_a_replacement_that_cannot_be_started_breaks_the_pool_with_the_reason(
                 future.result()
         with pytest.raises(BrokenProcessPool, match="rank 0 could not be started"):
             pool.submit(pooled.state)
+
+
+def use_up_the_worker(pool: ProcessPoolExecutor) -> None:
+    """Have the only worker do its only task and end, so that the pool's thread watches none."""
+    first = pool.submit(pooled.state)
+    (worker,) = pool._processes.values()
+    assert first.result()["rank"] == "0"
+    worker.join()
+
+
+@needs_numactl
+@needs_replacement
+def test_a_worker_that_cannot_be_started_while_the_pool_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with process_pool(dataclasses.replace(TWO, backend="numactl"), 1, max_tasks_per_child=1) as pool:
+        use_up_the_worker(pool)
+        monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(BrokenProcessPool, match="install the package numactl"):
+            pool.submit(pooled.state).result(timeout=60)
+
+
+@needs_replacement
+def test_a_worker_that_dies_at_once_while_the_pool_has_none(tmp_path: Path) -> None:
+    marker = tmp_path / "there"
+    marker.touch()
+    options: dict[str, Any] = {"initializer": os.unlink, "initargs": (str(marker),)}
+    with process_pool(LaunchConfig(numa_bind=False), 1, max_tasks_per_child=1, **options) as pool:
+        use_up_the_worker(pool)
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(pooled.state).result(timeout=60)
 
 
 def test_what_cannot_be_planned_is_refused_before_any_submit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,9 +328,10 @@ def test_a_pool_that_nobody_holds_ends() -> None:
     pool = process_pool(LaunchConfig(numa_bind=False), 1)
     assert pool.submit(pooled.state).result()["rank"] == "0"
     (worker,) = pool._processes.values()
-    known = weakref.ref(pool)
+    collected = threading.Event()
+    known = weakref.ref(pool, lambda _: collected.set())
     del pool
-    assert known() is None
+    assert collected.wait(60), known
     worker.join()
     assert worker.exitcode == 0
 
