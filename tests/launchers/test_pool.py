@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -327,12 +326,11 @@ def test_replacement_needs_a_newer_python() -> None:
 def test_a_pool_that_nobody_holds_ends() -> None:
     pool = process_pool(LaunchConfig(numa_bind=False), 1)
     assert pool.submit(pooled.state).result()["rank"] == "0"
-    (worker,) = pool._processes.values()
-    collected = threading.Event()
-    known = weakref.ref(pool, lambda _: collected.set())
+    (worker,), thread = pool._processes.values(), pool._executor_manager_thread
+    assert thread
     del pool
-    assert collected.wait(60), known
-    worker.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert worker.exitcode == 0
 
 
