@@ -324,10 +324,9 @@ def test_replacement_needs_a_newer_python() -> None:
 
 
 def test_a_pool_that_nobody_holds_ends() -> None:
-    pool = process_pool(LaunchConfig(numa_bind=False), 1)
+    pool: Any = process_pool(LaunchConfig(numa_bind=False), 1)
     assert pool.submit(pooled.state).result()["rank"] == "0"
     (worker,), thread = pool._processes.values(), pool._executor_manager_thread
-    assert thread
     del pool
     thread.join(60)
     assert not thread.is_alive()

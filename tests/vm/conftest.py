@@ -58,7 +58,7 @@ GUESTS = {
             ),
             *("seccomp", "seccomp-auto", "seccomp-new", "seccomp-strict", "seccomp-builtin"),
             *("noexec", "numactl-missing", "numactl-missing-explicit", "builtin-explicit", "killed", "accepted"),
-            *("offline-one", "offline-node", "capture-cpuset", "doctor-limits"),
+            *("offline-one", "offline-node", "capture-cpuset", "doctor-limits", "pool"),
         ),
         1500,
     ),
@@ -97,6 +97,8 @@ def skipped_scenarios() -> dict[str, str]:
     )
     if not shutil.which("cc"):
         lacking |= dict.fromkeys(("amd-driver", "nvidia-driver"), "no C compiler")
+    if sys.version_info < (3, 11):
+        lacking["pool"] = "max_tasks_per_child came with Python 3.11"
     if not AMDSMI.exists():
         lacking["amd-driver"] = "no amdsmi"
     return lacking

@@ -23,7 +23,14 @@ from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numa_launch import ConfigError, LaunchConfig, StrictError, bind_current_process, configure_subprocess
+from numa_launch import (
+    ConfigError,
+    LaunchConfig,
+    StrictError,
+    bind_current_process,
+    configure_subprocess,
+    process_pool,
+)
 from numa_launch.apply import builtin
 from numa_launch.apply import spawn as spawn_module
 from numa_launch.apply.builtin import set_mempolicy
@@ -327,6 +334,18 @@ def threads_of_their_own_rank(count: int) -> dict[str, Any]:
     return {"seen": cpus, "wanted": wanted}
 
 
+def pool_of_ranks(count: int) -> dict[str, Any]:
+    """Return what each worker of a pool got, two for each rank: workers wait for one another, then do one task."""
+    args = ("--bind",)
+    planned = dry_run(args)
+    before = own_state()
+    config = LaunchConfig(numa_bind=True, tensor_parallel_size=count)
+    together = CONTEXT.Barrier(count)
+    with process_pool(config, count, max_tasks_per_child=1, initializer=together.wait) as pool:
+        seen = list(pool.map(truth.ranked_state, range(2 * count)))
+    return {"plan": planned, "seen": seen, "before": before, "after": own_state(), "tracker": tracker_state()}
+
+
 def killed_in_mid_start() -> dict[str, Any]:
     """Return what is left after workers were killed while numactl or Python was starting."""
     config = LaunchConfig(numa_bind_nodes=[1])
@@ -554,6 +573,7 @@ SCENARIOS: dict[str, Scenario] = {
 OTHERS: dict[str, Callable[[], Any]] = {
     "threads": lambda: threads_of_their_own_rank(16),
     "killed": killed_in_mid_start,
+    "pool": lambda: pool_of_ranks(len(read_machine().visible)),
     "capture": lambda: captured_here(contextlib.nullcontext),
     "capture-cpuset": lambda: captured_here(lambda: cpuset("1-6", "0-1")),
     "doctor": lambda: doctors([]),

@@ -16,7 +16,7 @@ from tests.vm.conftest import GUESTS, scenario
 pytestmark = pytest.mark.guest
 
 NOT_PLANNED = (
-    *("threads", "copies", "killed", "accepted", "spread"),
+    *("threads", "copies", "killed", "accepted", "spread", "pool"),
     *("capture", "capture-cpuset", "doctor", "doctor-limits"),
 )
 PLANNED = [(guest, name) for guest, spec in GUESTS.items() for name in spec.scenarios if name not in NOT_PLANNED]
@@ -221,6 +221,19 @@ def test_sixteen_threads_start_workers_of_their_own_rank() -> None:
     result = scenario("eight", "threads")
     assert len(result["seen"]) == 16
     assert result["seen"] == result["wanted"]
+
+
+def test_workers_of_a_pool_are_bound_as_planned_and_so_are_those_that_replace_them() -> None:
+    result = scenario("two", "pool")
+    planned = processes_of(result)
+    assert len({line["pid"] for line in result["seen"]}) == 8
+    assert sorted(line["rank"] for line in result["seen"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for line in result["seen"]:
+        worker = planned["worker", line["rank"], 0]
+        assert worker["numactl_args"]
+        check("pool", line["state"], worker, result["before"])
+    assert result["before"] == result["after"]
+    assert result["tracker"] == result["before"]["cpus"]
 
 
 def test_copies_are_each_bound_as_planned_and_as_reported() -> None:

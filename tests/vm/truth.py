@@ -58,6 +58,11 @@ def state() -> dict[str, Any]:
     }
 
 
+def ranked_state(_: object) -> dict[str, Any]:
+    """Return the state of a pool's worker, its PID, and the rank that it is told."""
+    return {"rank": int(os.environ["LOCAL_RANK"]), "pid": os.getpid(), "state": state()}
+
+
 def report(path: str, process: dict[str, Any]) -> None:
     """Add a line with this process's identity and state to a file."""
     line = json.dumps({**process, "state": state()}) + "\n"
