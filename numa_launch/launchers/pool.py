@@ -91,7 +91,7 @@ class Workers:
     """The pool's workers by rank; it stands in for the context, of which a pool takes queues and processes.
 
     It does not know the executor, whose end the standard library notices by its being collected: only the executor's
-    own processes by PID, its pending items by number and the numbers that are still to be handed out.
+    own processes by PID, its pending items by number, the numbers still to be handed out and the queue to the workers.
     """
 
     def __init__(self, config: Any, ranks: tuple[int, ...], context: Any) -> None:
@@ -101,6 +101,7 @@ class Workers:
         self.processes: Any = {}
         self.pending: Any = {}
         self.numbers: Any = None
+        self.calls: Any = None
         self.broken: BrokenProcessPool | None = None
         self.process_class = type("BoundProcess", (BoundProcess, context.Process), {})
         # Always ready to read, and opened here, as there may be no descriptor left when a worker cannot be started.
@@ -128,7 +129,12 @@ class Workers:
         self.broken.__cause__ = error
 
     def fail_pending(self) -> None:
-        """Give every future that waits the reason, in the executor's own thread: no other may take items away."""
+        """Give every future that waits the reason, in the executor's own thread: no other may take items away.
+
+        The executor may be shut down before it sees that it is broken, and would then wait for calls to be written
+        that no worker is left to read: without a reader they are dropped.
+        """
+        self.calls._reader.close()
         with suppress(queue.Empty):
             while True:
                 self.numbers.get_nowait()
@@ -216,7 +222,8 @@ class BoundPool(ProcessPoolExecutor):
     def __init__(self, workers: Any, **options: Any) -> None:
         super().__init__(len(workers.latest), workers, **options)
         self._workers = workers
-        workers.processes, workers.pending, workers.numbers = self._processes, self._pending_work_items, self._work_ids
+        workers.processes, workers.pending = self._processes, self._pending_work_items
+        workers.numbers, workers.calls = self._work_ids, self._call_queue  # type: ignore[attr-defined]
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit, but not inside a block: a worker that another thread starts would wait for it, and it for that."""

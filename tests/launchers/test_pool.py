@@ -114,12 +114,13 @@ def test_one_worker_that_is_replaced_after_two_of_many_tasks() -> None:
 def test_tasks_left_behind_by_a_shutdown_that_does_not_wait_are_failed(tmp_path: Path) -> None:
     pool = process_pool(LaunchConfig(numa_bind=False), 1, max_tasks_per_child=1)
     held = Held(pool, tmp_path)
-    left = pool.submit(pooled.state)
+    left = [pool.submit(pooled.state, bytes(100_000)) for _ in range(3)]
     pool.shutdown(wait=False)
     held.release()
     assert held.future.result()["rank"] == "0"
-    with pytest.raises(BrokenProcessPool, match=r"after shutdown\(wait=False\)"):
-        left.result()
+    for future in left:
+        with pytest.raises(BrokenProcessPool, match=r"after shutdown\(wait=False\)"):
+            future.result()
 
 
 @needs_numactl
