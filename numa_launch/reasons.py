@@ -165,7 +165,23 @@ WARNINGS: dict[str, Sentence] = {
 }
 """What else the user is warned of."""
 
-SENTENCES = {**SKIP, **REASONS, **WARNINGS}
+RAY: dict[str, Sentence] = {
+    "ray-unknown": (
+        "this process is no worker of a Ray cluster, so nothing says which GPUs are its own",
+        "call numa_launch.ray.bind_current_actor in an actor or task, or numa_launch.bind_current_process with a rank",
+    ),
+    "actor-without-gpu": (
+        "Ray gave this actor or task no GPU",
+        "pass num_gpus to it (ray.remote or options) to bind it to the node of its GPU",
+    ),
+    "actor-gpu-unknown": (
+        "Ray gave this actor or task GPU {ids}, which {why}",
+        "compare num_gpus of ray start with `numa-launch topo`, or pass numa_bind_nodes with one node per GPU",
+    ),
+}
+"""Why an actor or task of Ray stays unbound."""
+
+SENTENCES = {**SKIP, **REASONS, **WARNINGS, **RAY}
 
 
 def note(code: str, **values: object) -> Note:

@@ -69,6 +69,11 @@ def set_mempolicy(policy: str, nodes: "tuple[int, ...] | list[int]") -> None:
     system_call("set_mempolicy", MODES[policy], bits.to_bytes(8 * words, "little"), words * 64 + 1)
 
 
+def reset_mempolicy() -> None:
+    """Give the calling thread the kernel's default memory policy; raises OSError where the kernel does not take it."""
+    system_call("set_mempolicy", 0, None, 0)
+
+
 def main(arguments: "list[str]") -> None:
     """Put the arguments in force and become the command; raises RefusedError where that cannot be."""
     options, command = split(arguments)

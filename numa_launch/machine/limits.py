@@ -71,8 +71,12 @@ def status_ids(status: str | None, name: str) -> frozenset[int] | None:
 
 
 def read_policy(root: str, pid: int | None = None) -> str | None:
-    """Return the memory policy of ``proc/self/numa_maps``, or of a PID's; None where it is there and cannot be read."""
-    path = f"{root}/proc/{pid or 'self'}/numa_maps"
+    """Return the memory policy of ``proc/self/numa_maps``, or of a PID's; None where it is there and cannot be read.
+
+    On this host (root ``""``) it is the calling thread's, as the policy is a thread's: ``self`` is the main thread.
+    """
+    own = "thread-self" if not root and os.path.lexists("/proc/thread-self/numa_maps") else "self"
+    path = f"{root}/proc/{pid or own}/numa_maps"
     line = read_first_line(path)
     if line is None:
         return None if os.path.lexists(path) else "default"

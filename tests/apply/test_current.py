@@ -90,6 +90,51 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), handed]))
     assert handed.endswith(";default")
 
 
+@pytest.mark.parametrize("handed", ["", "0;default;0;default"])
+def test_unbinding_puts_everything_back(handed: str) -> None:
+    cpus, policy, handed_after = in_child(f"""
+from numa_launch.apply.current import Before, unbind_current_process
+if {handed!r}: os.environ["NUMA_LAUNCH_BOUND"] = {handed!r}
+stop = threading.Event()
+thread = threading.Thread(target=stop.wait)
+thread.start()
+before = Before.now()
+assert bind_current_process(config, 0).binding.bound
+unbind_current_process(before)
+cpus = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
+stop.set()
+print(json.dumps([cpus, read_policy(""), os.environ.get("NUMA_LAUNCH_BOUND", "")]))
+""")
+    assert (cpus, policy, handed_after) == ([ALLOWED, ALLOWED], "default", handed)
+
+
+def test_a_policy_that_cannot_be_put_back_is_said() -> None:
+    policy, handed, said = in_child(f"""
+import logging
+said = []
+logging.getLogger("numa_launch").addFilter(lambda record: said.append(record.getMessage()))
+from numa_launch.apply.current import Before, unbind_current_process
+bind_current_process(config, 0)
+unbind_current_process(Before(None, "interleave:{NODE}", None))
+print(json.dumps([read_policy(""), os.environ.get("NUMA_LAUNCH_BOUND"), said]))
+""")
+    assert (policy, handed) == ("default", None)
+    assert said == [f"unbound again, but not put back: memory policy interleave:{NODE}, which was set before"]
+
+
+def test_in_another_thread_the_policy_is_that_threads() -> None:
+    own, main = in_child("""
+seen = []
+def bind_and_see():
+    bind_current_process(config, 0)
+    seen.append(read_policy(""))
+thread = threading.Thread(target=bind_and_see)
+thread.start(); thread.join()
+print(json.dumps([*seen, read_policy("")]))
+""")
+    assert (own, main) == (BOUND_TO_B, "default")
+
+
 def test_the_gpus_are_those_this_process_sees_now(tmp_path: Path) -> None:
     """A worker that hides the other GPUs after it got its parent's config takes the one that is left."""
     root = lay(tmp_path, FOUR_GPUS)

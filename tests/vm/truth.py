@@ -20,9 +20,9 @@ def allowed_cpus(task: str) -> str:
         return next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list:"))
 
 
-def policy() -> str:
-    """Return the memory policy in the first line of numa_maps."""
-    with open("/proc/self/numa_maps") as maps:
+def policy(task: str = "/proc/self") -> str:
+    """Return the memory policy in the first line of a task's numa_maps."""
+    with open(f"{task}/numa_maps") as maps:
         found = re.match(r"\S+ (prefer \(many\)\S*|\S+)", maps.readline())
     return found[1] if found else ""
 
