@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numa_launch.apply.current import CurrentBinding, bind_current_process
     from numa_launch.apply.spawn import configure_subprocess
     from numa_launch.config import LaunchConfig
+    from numa_launch.launchers.srun import srun_options
     from numa_launch.machine.model import Machine
     from numa_launch.machine.read import read_machine
     from numa_launch.observe.state import log_current_affinity_state
@@ -45,6 +46,7 @@ __all__ = [
     "log_current_affinity_state",
     "plan",
     "read_machine",
+    "srun_options",
 ]
 
 _MODULE_OF = {
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "get_auto_numa_nodes": "numa_launch.apply.auto",
     "log_current_affinity_state": "numa_launch.observe.state",
     "read_machine": "numa_launch.machine.read",
+    "srun_options": "numa_launch.launchers.srun",
 }
 """Where the public names come from, when first used: importing numa_launch should cost a program nothing."""
 
