@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numa_launch.apply.spawn import configure_subprocess
     from numa_launch.config import LaunchConfig
     from numa_launch.launchers.pool import process_pool
+    from numa_launch.launchers.srun import srun_options
     from numa_launch.machine.model import Machine
     from numa_launch.machine.read import read_machine
     from numa_launch.observe.state import log_current_affinity_state
@@ -47,6 +48,7 @@ __all__ = [
     "plan",
     "process_pool",
     "read_machine",
+    "srun_options",
 ]
 
 _MODULE_OF = {
@@ -61,6 +63,7 @@ _MODULE_OF = {
     "log_current_affinity_state": "numa_launch.observe.state",
     "process_pool": "numa_launch.launchers.pool",
     "read_machine": "numa_launch.machine.read",
+    "srun_options": "numa_launch.launchers.srun",
 }
 """Where the public names come from, when first used: importing numa_launch should cost a program nothing."""
 

@@ -154,6 +154,14 @@ WARNINGS: dict[str, Sentence] = {
         "binding explicitly inside an MPI or PMI task ({variable} is set)",
         "let the launcher bind instead (mpirun --map-by numa --bind-to numa, srun --cpu-bind)",
     ),
+    "rank-ldom-mismatch": (
+        "srun's rank_ldom binds the ranks to nodes {slurm}, but the plan has {planned}",
+        "use --cpu-bind auto",
+    ),
+    "login-node": (
+        "this is the plan of the host that srun is called on, which may differ from the hosts that the tasks run on",
+        "call it inside an allocation (sbatch), or plan for a captured compute node (--root with --dry-run)",
+    ),
     "bind-unreadable": (
         "NUMA_LAUNCH_BIND={value} is neither 0 nor 1 and is ignored",
         "set it to 0 to switch binding off",

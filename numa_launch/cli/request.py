@@ -38,28 +38,10 @@ class Request(NamedTuple):
 def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> Request:
     """Return what is asked for on this machine; raises ConfigError where the options contradict each other or it."""
     rank, warnings = (options.rank, ()) if options.rank is not None else local_rank(environ)
-    switched_off = options.bind is False and options.bind_from_environment
-    spread = options.map_by == "rank" and not options.numa_nodes and not options.numa_cpus
-    config = LaunchConfig(
-        numa_bind=None if switched_off else options.bind,
-        numa_bind_nodes=options.numa_nodes,
-        numa_bind_cpus=list(options.numa_cpus) or None,
-        memory_policy=options.memory,  # type: ignore[arg-type]
-        strict=options.strict,
-        tensor_parallel_size=options.tp or 1,
-        pipeline_parallel_size=options.pp,
-        prefill_context_parallel_size=options.pcp,
-        data_parallel_size=options.dp,
-        data_parallel_size_local=options.dp_local,
-        data_parallel_rank=0 if spread else options.dp_rank,  # ranks spread over a host are this host's alone
-        data_parallel_rank_local=options.dp_local_rank,
-        data_parallel_external_lb=options.external_lb,
-        nnodes=options.nnodes,
-        distributed_executor_backend=options.executor,  # type: ignore[arg-type]
-        data_parallel_backend=options.dp_backend,  # type: ignore[arg-type]
-        assigned_physical_gpu_ids=options.device_ids,
-        backend=options.backend,  # type: ignore[arg-type]
-    )
+    config, switched_off = config_of(options)
+    spread = spreads(options)
+    if spread:
+        config = replace(config, data_parallel_rank=0)  # ranks spread over a host are this host's alone
     spread_ranks = ranks_to_spread(options, config, environ) if spread else None
     if options.tp is None:
         workers = spread_ranks or options.nproc or default_workers(config, machine)
@@ -74,9 +56,40 @@ def request(options: Options, machine: Machine, environ: Mapping[str, str]) -> R
         processes=shown(options, config, machine, rank),
         launched=launched(options, config, machine, rank),
         spread_ranks=spread_ranks,
-        switched_off="NUMA_LAUNCH_BIND=0" if switched_off else None,
+        switched_off=switched_off,
         warnings=warnings,
     )
+
+
+def spreads(options: Options) -> bool:
+    """Return whether ranks are spread over the nodes: lists say where each goes."""
+    return options.map_by == "rank" and not options.numa_nodes and not options.numa_cpus
+
+
+def config_of(options: Options) -> tuple[LaunchConfig, str | None]:
+    """Return what the options ask for as a config, and which variable switches binding off."""
+    switched_off = options.bind is False and options.bind_from_environment
+    config = LaunchConfig(
+        numa_bind=None if switched_off else options.bind,
+        numa_bind_nodes=options.numa_nodes,
+        numa_bind_cpus=list(options.numa_cpus) or None,
+        memory_policy=options.memory,  # type: ignore[arg-type]
+        strict=options.strict,
+        tensor_parallel_size=options.tp or 1,
+        pipeline_parallel_size=options.pp,
+        prefill_context_parallel_size=options.pcp,
+        data_parallel_size=options.dp,
+        data_parallel_size_local=options.dp_local,
+        data_parallel_rank=options.dp_rank,
+        data_parallel_rank_local=options.dp_local_rank,
+        data_parallel_external_lb=options.external_lb,
+        nnodes=options.nnodes,
+        distributed_executor_backend=options.executor,  # type: ignore[arg-type]
+        data_parallel_backend=options.dp_backend,  # type: ignore[arg-type]
+        assigned_physical_gpu_ids=options.device_ids,
+        backend=options.backend,  # type: ignore[arg-type]
+    )
+    return config, "NUMA_LAUNCH_BIND=0" if switched_off else None
 
 
 def circumstances_of(options: Options, asked: Request, backend: Backend | None) -> Circumstances:

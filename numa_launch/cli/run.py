@@ -57,7 +57,7 @@ class Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["capture", "doctor", "topo"]
+        return ["capture", "doctor", "srun", "topo"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "topo":
@@ -72,6 +72,10 @@ class Commands(click.Group):
             from numa_launch.cli.capture import capture
 
             return capture
+        if cmd_name == "srun":
+            from numa_launch.cli.srun import srun
+
+            return srun
         return None
 
 
@@ -114,7 +118,7 @@ def refuse_launch_options(ctx: click.Context) -> None:
             raise click.UsageError(
                 f"{param.opts[0]} is no option of {ctx.invoked_subcommand}; put its own options after that word"
             )
-    if ctx.obj is not None:
+    if ctx.obj is not None and ctx.invoked_subcommand != "srun":
         raise click.UsageError(f"{ctx.invoked_subcommand} takes no COMMAND; to run one of that name, put -- before it")
 
 

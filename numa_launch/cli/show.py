@@ -54,21 +54,24 @@ def binding_json(binding: Binding) -> dict[str, Any]:
     }
 
 
+def plan_json(made: Plan, launched: Binding | None, command: list[str]) -> dict[str, Any]:
+    """Return the plan as one object of schema 1."""
+    return {
+        "schema": SCHEMA,
+        "mode": made.mode,
+        "bound": made.bound,
+        "skip_reason": note_json(made.skip_reason),
+        "gpus": [gpu_json(i, gpu) for i, gpu in enumerate(made.gpus)],
+        "processes": [binding_json(binding) for binding in made.processes],
+        "warnings": [note_json(said) for said in made.warnings],
+        "command": command,
+        "launched": binding_json(launched) if launched else None,
+    }
+
+
 def print_json(made: Plan, launched: Binding | None, command: list[str]) -> None:
     """Print the plan as one object of schema 1."""
-    dump(
-        {
-            "schema": SCHEMA,
-            "mode": made.mode,
-            "bound": made.bound,
-            "skip_reason": note_json(made.skip_reason),
-            "gpus": [gpu_json(i, gpu) for i, gpu in enumerate(made.gpus)],
-            "processes": [binding_json(binding) for binding in made.processes],
-            "warnings": [note_json(said) for said in made.warnings],
-            "command": command,
-            "launched": binding_json(launched) if launched else None,
-        }
-    )
+    dump(plan_json(made, launched, command))
 
 
 def dump(document: dict[str, Any]) -> None:
