@@ -84,8 +84,11 @@ def become(
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment this process was started with, its LC_CTYPE not as Python sets it in the C locale."""
-    environ = dict(os.environ)
+    """Return the environment this process was started with, its LC_CTYPE not as Python sets it in the C locale.
+
+    An entry without a name is left out, as Python can start nothing with it.
+    """
+    environ = {name: value for name, value in os.environ.items() if name}
     started_with = read_text("/proc/self/environ")
     if started_with is not None and "LC_CTYPE" in environ:
         given = [value for value in started_with.split("\0") if value.startswith("LC_CTYPE=")]

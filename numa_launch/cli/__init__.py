@@ -66,7 +66,10 @@ def subcommands() -> list[str]:
 
 
 def fail(message: str, status: int, usage: str = "") -> int:
-    click.echo(f"Error: {' '.join(message.split())}", err=True)
-    if usage:
-        click.echo(usage, err=True)
+    try:
+        click.echo(f"Error: {' '.join(message.split())}", err=True)
+        if usage:
+            click.echo(usage, err=True)
+    except OSError:  # nobody reads it, but the status counts; Python would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     return status

@@ -45,14 +45,14 @@ def run_copies(options: Options, command: list[str], environ: Mapping[str, str])
     ranks = [
         Rank(
             start.backend[0] if start.backend else path,
-            (*start.backend, "--", *command) if start.backend else tuple(command),
+            (*start.backend, "--") if start.backend else (),
             {**start.variables, **rank_variables(rank, size), **where},
         )
         for rank, start in enumerate(starts)
     ]
     look = Look(starts) if options.report else None
     grace_s = GRACE_S if options.grace is None else options.grace
-    run(ranks, environ, Settings(grace_s, not options.no_prefix, options.log_dir, look), began_s)
+    run(ranks, command, environ, Settings(grace_s, not options.no_prefix, options.log_dir, look), began_s)
 
 
 def check_copies(options: Options) -> None:
@@ -60,14 +60,11 @@ def check_copies(options: Options) -> None:
     for name, given in (
         ("--rank", options.rank is not None),
         ("--kind EngineCore", options.kind == "EngineCore"),
-        ("--nnodes", options.nnodes > 1),
+        ("--nnodes (srun and torchrun number the ranks of several hosts)", options.nnodes > 1),
     ):
         if given:
-            what = "the ranks of several hosts are numbered by srun or torchrun" if name == "--nnodes" else ""
             raise click.UsageError(
-                f"--nproc starts all the ranks of one host, so {name} does not go with it"
-                + (f": {what}" if what else ""),
-                click.get_current_context(),
+                f"--nproc starts all the ranks of one host, so it does not go with {name}", click.get_current_context()
             )
 
 

@@ -6,10 +6,13 @@ A process of its own between the launcher and the ranks. Orphans of ranks become
 prctl(2)), those that called setsid(2) too, so it can end all of them once the launcher is gone: its stdin then ends.
 Where it is killed itself, they become the launcher's, which then does the same.
 
-The launcher writes a line of JSON, ``{"environ": {…}, "ranks": [{"path", "argv", "variables", "fds"}, …]}``, in which
-every text stands for bytes (latin-1), then lines ``signal 15`` and ``kill``. It reads lines of JSON: ``{"rank": 0,
-"pid": 7}``, ``{"rank": 0, "error": "…"}``, ``{"rank": 0, "status": -9}``, ``{"left": 2}`` where all ranks have ended
-and have left that many processes, and the end of the file once none is left.
+The launcher writes a line of JSON, ``{"environ": {…}, "command": […], "blocked": […], "ranks": [{"path", "before",
+"variables", "fds"}, …]}``, in which every text stands for bytes (latin-1), then lines ``signal 15`` and ``kill``. It
+reads lines of JSON: ``{"rank": 0, "pid": 7}``, ``{"rank": 0, "error": "…"}``, ``{"rank": 0, "status": -9}``, ``{"left":
+2}`` where all ranks have ended and have left that many processes, and ``{"done": true}`` once none is left.
+
+It is started in a session of its own, so that no signal of the terminal and none to the launcher's group comes here,
+and with the signals blocked that the launcher passes on; `blocked` is what was blocked before.
 
 It imports little, and nothing of numa_launch, as ranks wait for its start.
 """
@@ -20,6 +23,7 @@ import json
 import os
 import select
 import signal
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,18 +38,19 @@ PAUSE_MS = 50
 
 def main() -> None:
     """Start the ranks that stdin names, and stay until they and all they started have ended."""
-    os.setsid()  # no signal of the terminal and none to the launcher's group comes here
     adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) != signal.SIG_IGN:  # what a shell ignores for us, the ranks ignore too
             signal.signal(number, lambda *_: None)
     waker = wake_at_child_ends()
     lines = Lines(CONTROL)
-    order = lines.wait_for_one()
-    if order is None:
+    line = lines.wait_for_one()
+    if line is None:
         return
-    ranks = start_all(json.loads(order))
-    keep(ranks, lines, waker)
+    order = json.loads(line)
+    signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
+    keep(start_all(order), lines, waker)
+    report({"done": True})
 
 
 def adopt_orphans() -> None:
@@ -72,35 +77,34 @@ class Lines:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.rest = b""
+        self.waiting: list[bytes] = []
         self.ended = False
 
-    def read(self) -> "list[bytes]":
-        """Return the whole lines after one read; `ended` is true once there will be no more."""
+    def read(self) -> None:
+        """Read once, and add the whole lines to those `waiting`; `ended` is true once there will be no more."""
         chunk = os.read(self.fd, 1 << 20)
         self.ended = not chunk
         *lines, self.rest = (self.rest + chunk).split(b"\n")
-        return lines
+        self.waiting += lines
 
     def wait_for_one(self) -> "bytes | None":
-        while not self.ended:
-            lines = self.read()
-            if lines:
-                return lines[0]
-        return None
+        while not self.waiting and not self.ended:
+            self.read()
+        return self.waiting.pop(0) if self.waiting else None
 
 
 def start_all(order: "dict[str, Any]") -> "dict[int, int]":
     """Start the ranks in their order, up to the first that cannot be; return PID → rank."""
-    environ, specs = variables_of(order["environ"]), order["ranks"]
+    environ, command, specs = variables_of(order["environ"]), list(map(bytes_of, order["command"])), order["ranks"]
     for spec in specs:
         for fd in spec["fds"]:
             os.set_inheritable(fd, False)
     ranks = {}
     for rank, spec in enumerate(specs):
         try:
-            pid = start(spec, environ)
-        except OSError as error:
-            report({"rank": rank, "error": error.strerror})
+            pid = start(spec, command, environ)
+        except (OSError, ValueError) as error:
+            report({"rank": rank, "error": getattr(error, "strerror", None) or str(error)})
             break
         ranks[pid] = rank
         report({"rank": rank, "pid": pid})
@@ -109,10 +113,10 @@ def start_all(order: "dict[str, Any]") -> "dict[int, int]":
     return ranks
 
 
-def start(spec: "dict[str, Any]", environ: "dict[bytes, bytes]") -> int:
+def start(spec: "dict[str, Any]", command: "list[bytes]", environ: "dict[bytes, bytes]") -> int:
     """Start one rank in a process group of its own, its stdin, stdout and stderr as given; return its PID."""
     whole = {**environ, **variables_of(spec["variables"])}
-    path, argv = bytes_of(spec["path"]), [bytes_of(argument) for argument in spec["argv"]]
+    path, argv = bytes_of(spec["path"]), [*map(bytes_of, spec["before"]), *command]
     options: dict[str, Any] = {
         "file_actions": [(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate(spec["fds"])],
         "setpgroup": 0,
@@ -146,6 +150,16 @@ def keep(ranks: "dict[int, int]", lines: Lines, waker: int) -> None:
     poll.register(waker, select.POLLIN)
     told = 0
     while True:
+        for line in lines.waiting:
+            word, _, number = line.decode().partition(" ")
+            if word == "signal":
+                send(ranks, int(number))
+            else:
+                kill_all(ranks)
+        lines.waiting.clear()
+        if lines.ended:
+            kill_all(ranks)
+            return
         any_left = reap(ranks)
         if not any_left:
             return
@@ -158,15 +172,7 @@ def keep(ranks: "dict[int, int]", lines: Lines, waker: int) -> None:
             with contextlib.suppress(BlockingIOError):
                 os.read(waker, 4096)
         if lines.fd in ready:
-            for line in lines.read():
-                word, _, number = line.decode().partition(" ")
-                if word == "signal":
-                    send(ranks, int(number))
-                else:
-                    kill_all(ranks)
-            if lines.ended:
-                kill_all(ranks)
-                return
+            lines.read()
 
 
 def reap(ranks: "dict[int, int]") -> bool:
@@ -187,7 +193,15 @@ def send(ranks: "dict[int, int]", number: int) -> None:
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
-    for pid in () if ranks else descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) != pid:  # it has joined another group
+                os.kill(pid, number)
+    if not ranks:
+        send_each(descendants(), number)
+
+
+def send_each(pids: "list[int]", number: int) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -195,15 +209,34 @@ def send(ranks: "dict[int, int]", number: int) -> None:
 def kill_all(ranks: "dict[int, int]") -> None:
     """Kill every descendant, and those that they start meanwhile, until none is left."""
     while reap(ranks):
-        for pid in descendants():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        send(ranks, signal.SIGKILL)  # which is all that can be done where /proc does not show them
+        send_each(descendants(), signal.SIGKILL)
         select.poll().poll(PAUSE_MS)
 
 
-def descendants() -> "list[int]":
-    """Return the PIDs of this process's children, theirs, and so on."""
+def kill_adopted(spared: "list[int]", within_s: float) -> "list[int]":
+    """Kill this process's descendants but for children that are `spared`; return the PIDs of those that do not end."""
+    until = time.monotonic() + within_s
+    while (left := descendants(spared)) and time.monotonic() < until:
+        send_each(left, signal.SIGKILL)
+        select.poll().poll(PAUSE_MS)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+    return left
+
+
+def descendants(spared: "list[int] | tuple[()]" = ()) -> "list[int]":
+    """Return the PIDs of this process's children, theirs, and so on; none of those of `spared` children.
+
+    None at all where /proc is not this PID namespace's.
+    """
     children: dict[int, list[int]] = {}
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return []
+    except OSError:
+        return []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -211,7 +244,7 @@ def descendants() -> "list[int]":
                     # "7 (name) S 1 …", in which the name may hold anything
                     parent = int(stat.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
-    found = list(children.get(os.getpid(), ()))
+    found = [pid for pid in children.get(os.getpid(), ()) if pid not in spared]
     for pid in found:
         found += children.get(pid, ())
     return found

@@ -5,6 +5,7 @@ The processes are started by a keeper (``launchers/keeper.py``), which ends them
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from numa_launch.apply.backend import FLAGS
 from numa_launch.errors import NumaLaunchError
-from numa_launch.launchers.keeper import adopt_orphans, kill_all
+from numa_launch.launchers.keeper import adopt_orphans, descendants, kill_adopted
 from numa_launch.launchers.streams import Streams
 from numa_launch.log import LOGGER
 from numa_launch.reasons import counted
@@ -37,6 +38,9 @@ GRACE_S = 30.0
 KILLED_WITHIN_S = 10
 """How long killed processes may take to end; one that is stuck in the kernel (a driver's call) may not end at all."""
 
+REPEATED_WITHIN_S = 0.2
+"""A signal so soon after the first is the same request: Ctrl-C also comes from a parent that passes it on."""
+
 LOOK_AGAIN_S = 0.005
 FOREGROUND_AGAIN_S = 0.5
 LONGEST_SHOWN = 500
@@ -44,10 +48,10 @@ LONGEST_SHOWN = 500
 
 
 class Rank(NamedTuple):
-    """One process to start: the file to execute, its arguments from the program's name on, its own variables."""
+    """One process to start: the file to execute, what stands before the command in its arguments, its own variables."""
 
     path: str
-    argv: tuple[str, ...]
+    before: tuple[str, ...]
     variables: Mapping[str, str]
 
 
@@ -88,9 +92,16 @@ def meeting_point(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def run(ranks: Sequence[Rank], environ: Mapping[str, str], settings: Settings, began_s: float | None = None) -> None:
+def run(
+    ranks: Sequence[Rank],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    settings: Settings,
+    began_s: float | None = None,
+) -> None:
     """Run the ranks to their end; returns where all have ended with 0.
 
+    `command` are the arguments of all ranks, behind what stands before them, the program's name being the first.
     `began_s` is when their start began by the monotonic clock (default: now), for the time that is logged of it.
 
     The first that fails ends the others. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to them.
@@ -106,10 +117,10 @@ def run(ranks: Sequence[Rank], environ: Mapping[str, str], settings: Settings, b
             keeper = Keeper(streams.given)
         except OSError as error:
             what = f"{error.filename}: " if error.filename else f"{counted(len(ranks), 'rank')} cannot be started: "
-            raise RanksError(f"{what}{error.strerror}") from None
+            fix = " (ulimit -n)" if error.errno == errno.EMFILE else ""
+            raise RanksError(f"{what}{error.strerror}{fix}") from None
         stack.callback(keeper.leave)
-        adopt_orphans()
-        Job(ranks, settings, streams=streams, keeper=keeper, waker=waker, began_s=began_s).run(environ)
+        Job(ranks, settings, streams=streams, keeper=keeper, waker=waker, began_s=began_s).run(command, environ)
 
 
 @contextlib.contextmanager
@@ -141,11 +152,23 @@ class Keeper:
         """Start it; raises OSError where that cannot be done."""
         fds = sorted({fd for each in given for fd in each})
         command = [sys.executable, *FLAGS, KEEPER]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds)
+        self.spared = descendants() if has_children() else []
+        """Those that are none of the ranks'."""
+        adopt_orphans()
+        # Until it hears them itself it would die of them.
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         assert self._process.stdin and self._process.stdout
         self._control, self._report = self._process.stdin, self._process.stdout
         self._rest = b""
         self.has_ended = False
+        self.is_done = False
+        """It has ended as it should, no process being left."""
 
     @property
     def fd(self) -> int:
@@ -153,27 +176,45 @@ class Keeper:
         return self._report.fileno()
 
     def tell(self, line: str) -> None:
-        """Give it an order; where it is gone, that is seen at the end of what it says."""
+        """Give it an order, though somebody has stopped it; where it is gone, that is seen at the end of its words."""
         with contextlib.suppress(BrokenPipeError):
             self._control.write(line.encode() + b"\n")
             self._control.flush()
+        self._process.send_signal(signal.SIGCONT)
 
     def says(self) -> list[dict[str, Any]]:
         """Return what it has to say after one read; `has_ended` is true once that is all."""
         chunk = os.read(self.fd, 65536)
         self.has_ended = not chunk
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+        facts = [json.loads(line) for line in lines]
+        self.is_done |= {"done": True} in facts
+        return [fact for fact in facts if "done" not in fact]
+
+    def give_up(self) -> None:
+        """Kill it, which makes its children ours."""
+        self._process.kill()
 
     def leave(self) -> None:
         """Let it end, which it does at once where no process is left; else it kills them, its launcher being gone."""
         for pipe in (self._control, self._report):
             with contextlib.suppress(OSError):
                 pipe.close()
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(KILLED_WITHIN_S)
         except subprocess.TimeoutExpired:
-            self._process.returncode = 0  # it goes on without us
+            self.give_up()
+            kill_adopted(self.spared, KILLED_WITHIN_S)
+
+
+def has_children() -> bool:
+    """Return whether this process has any, as one has that a shell with background jobs has become."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 class Job:
@@ -196,23 +237,26 @@ class Job:
         self.waker = waker
         self.began_s = began_s
         self.outputs = list(streams.outputs)
+        self.awaited_ranks = set(range(len(ranks)))
+        """Those whose end or error is not known yet."""
         self.running: dict[int, int] = {}
         """Rank → PID."""
         self.unseen: dict[int, int] = {}
         """Rank → PID of those that `look` had no answer for yet."""
         self.failed_rank = 0
         self.failure: RanksError | None = None
-        self.signalled = False
+        self.signalled_at: float | None = None
         self.kill_at: float | None = None
         self.give_up_at: float | None = None
 
-    def run(self, environ: Mapping[str, str]) -> None:
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start the ranks and serve them until the last process has ended and all output is written."""
         specs = [
-            {"path": texts(path), "argv": texts(argv), "variables": texts(variables), "fds": fds}
-            for (path, argv, variables), fds in zip(self.ranks, self.streams.given, strict=True)
+            {"path": texts(path), "before": texts(before), "variables": texts(variables), "fds": fds}
+            for (path, before, variables), fds in zip(self.ranks, self.streams.given, strict=True)
         ]
-        self.keeper.tell(json.dumps({"environ": texts(environ), "ranks": specs}))
+        order = {"environ": texts(environ), "command": texts(command), "blocked": list(self.keeper.blocked)}
+        self.keeper.tell(json.dumps({**order, "ranks": specs}))
         self.streams.theirs.close()
         while not self.keeper.has_ended or self.outputs:
             self.serve()
@@ -232,7 +276,8 @@ class Job:
         for fd, _ in happened:
             actions[fd][1]()
         if self.keeper.has_ended and not happened:
-            self.outputs.clear()  # held open by a process that is none of ours
+            # What is left is held open by a process that is none of ours.
+            self.outputs = [output for output in self.outputs if output.must_wait]
         self.look()
         self.look_at_clock()
         for complaint in self.streams.complaints:
@@ -302,18 +347,33 @@ class Job:
                 if self.settings.look:
                     self.unseen[rank] = fact["pid"]
             elif "error" in fact:
+                self.awaited_ranks.clear()  # no other is started
+                self.awaited_ranks.update(self.running)
                 self.fail(rank, f"could not be started: {fact['error']}", 126)
             elif "status" in fact:
                 self.ended(rank, fact["status"])
             else:
                 self.end_those_left(fact["left"])
-        if self.keeper.has_ended and self.running:
-            kill_all({})  # orphans of a keeper that was killed are ours
-            self.fail(min(self.running), "was killed, as the process that keeps the ranks was", 1)
-            self.running.clear()
+        if self.keeper.has_ended:
+            self.kill_at = self.give_up_at = None
+            if not self.keeper.is_done:
+                self.end_adopted()
+
+    def end_adopted(self) -> None:
+        """End what the keeper has left, which was killed: its orphans are ours."""
+        left = kill_adopted(self.keeper.spared, KILLED_WITHIN_S)
+        self.running.clear()
+        self.unseen.clear()
+        if self.awaited_ranks:
+            self.fail(min(self.awaited_ranks), "was killed, as the process that keeps the ranks was", 1)
+        if left:
+            stuck = f"processes did not end within {KILLED_WITHIN_S} s of SIGKILL (PID {', '.join(map(str, left))})"
+            self.say(logging.WARNING, stuck)
+            self.failure = self.failure or RanksError(stuck)
 
     def ended(self, rank: int, status: int) -> None:
         del self.running[rank]
+        self.awaited_ranks.discard(rank)
         if self.unseen.pop(rank, None):
             self.put(f"numa-launch: rank {rank} had ended before it could be looked at")
         if status > 0:
@@ -326,7 +386,7 @@ class Job:
         if self.failure:
             return
         self.failed_rank, self.failure = rank, RanksError(f"rank {rank} {how}", exit_status)
-        if self.running and not self.signalled:
+        if self.running and self.signalled_at is None and not self.keeper.has_ended:
             self.say(logging.INFO, f"rank {rank} {how}: ending the other {len(self.running)}")
             self.ask_to_end(signal.SIGTERM)
 
@@ -347,15 +407,15 @@ class Job:
         for number in os.read(self.waker, 4096):
             if number not in PASSED_ON:
                 continue  # another handler's
-            if self.keeper.has_ended:
-                raise RanksError("interrupted before all output was written", 128 + number)
             if number not in ENDING:
                 self.keeper.tell(f"signal {number}")
-            elif not self.signalled:
-                self.signalled = True
+            elif self.keeper.has_ended:
+                raise self.failure or RanksError("interrupted before all output was written", 128 + number)
+            elif self.signalled_at is None:
+                self.signalled_at = time.monotonic()
                 self.say(logging.INFO, f"{signal_name(number)} is passed on to the ranks; a second one kills them")
                 self.ask_to_end(number)
-            else:
+            elif time.monotonic() >= self.signalled_at + REPEATED_WITHIN_S:
                 self.kill()
 
     def ask_to_end(self, number: int) -> None:
@@ -369,9 +429,9 @@ class Job:
         if self.kill_at is not None and now >= self.kill_at:
             self.say(logging.WARNING, f"killing what has not ended within {self.settings.grace_s:g} s")
             self.kill()
-        if self.give_up_at is not None and now >= self.give_up_at and not self.keeper.has_ended:
-            stuck = ", ".join(map(str, self.running.values()))
-            raise RanksError(f"processes do not end even when killed, as they are stuck in the kernel (PID {stuck})")
+        if self.give_up_at is not None and now >= self.give_up_at:
+            self.give_up_at = None
+            self.keeper.give_up()
 
     def kill(self) -> None:
         self.keeper.tell("kill")

@@ -4,7 +4,9 @@ Example: ``Streams(stack, size=2, prefixed=True, log_dir="logs").given[1]`` are 
 """
 
 import contextlib
+import errno
 import os
+import stat
 from collections import deque
 from pathlib import Path
 
@@ -27,8 +29,8 @@ class Streams:
         self.theirs = stack.enter_context(contextlib.ExitStack())
         """What only ranks should have open once they are started, so that the end of their output is seen."""
         self.complaints: list[str] = []
-        self.stdout = self._sink(None if 1 in closed else 1, "standard output")
-        self.stderr = self._sink(None if 2 in closed else 2, "standard error")
+        self.stdout = self._sink(None if 1 in closed else unblocked(stack, 1), "standard output")
+        self.stderr = self._sink(None if 2 in closed else unblocked(stack, 2), "standard error")
         self.feed: Feed | None = None
         """What feeds rank 0 from the terminal."""
         self.outputs: list[Output] = []
@@ -57,7 +59,9 @@ class Streams:
         log = None
         if self._log_dir:
             path = self._log_dir / f"rank-{rank}.{name}"
-            fd = own(self._stack, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+            fd = own(self._stack, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666))
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", str(path))
             log = self._sink(fd, str(path), is_log=True)
         self.outputs.append(Output(reader, prefix, sink, log, self.last[rank]))
         return writer
@@ -110,6 +114,24 @@ def own(stack: contextlib.ExitStack, fd: int) -> int:
     """Have the descriptor closed when the stack is left."""
     stack.callback(os.close, fd)
     return fd
+
+
+def unblocked(stack: contextlib.ExitStack, fd: int) -> int:
+    """Return a descriptor of the same terminal that never waits, as one whose output is held (Ctrl-S) would.
+
+    It is opened anew, since O_NONBLOCK on `fd` itself would be seen by all who share it.
+    """
+    info = os.fstat(fd)
+    if not stat.S_ISCHR(info.st_mode) or info.st_rdev == PTMX:
+        return fd
+    try:
+        return own(stack, os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
+    except OSError:  # such as a terminal of another user after su
+        return fd
+
+
+PTMX = os.makedev(5, 2)
+"""The device of which each opening makes another terminal."""
 
 
 def open_standard_streams() -> set[int]:

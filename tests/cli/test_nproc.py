@@ -1,5 +1,6 @@
 """``numa-launch --nproc N -- COMMAND`` as a program: bound copies, their output, their ends, and none that is left."""
 
+import contextlib
 import json
 import os
 import pty
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def lines_until(launcher: "subprocess.Popen[str]", count: int) -> list[str]:
     """Return the next lines that the ranks print, once there are so many."""
     assert launcher.stdout
     return [launcher.stdout.readline().strip() for _ in range(count)]
+
+
+def kill_with(ask: Callable[[], object], launcher: "subprocess.Popen[Any]") -> None:
+    """Ask a launcher to end, again until it has: a signal right after the first one is taken for the same."""
+    until = time.monotonic() + TIME_LIMIT_S
+    while launcher.poll() is None and time.monotonic() < until:
+        ask()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(0.1)
 
 
 def pids_in(lines: list[str]) -> list[int]:
@@ -386,9 +396,21 @@ def test_control_c_is_passed_on_once_and_a_second_one_kills() -> None:
     terminal.type(b"\x03")
     terminal.wait_for(b"interrupted 0")
     terminal.wait_for(b"interrupted 1")
-    terminal.type(b"\x03")
+    terminal.type(b"\x03")  # as a parent may repeat it at once
+    kill_with(lambda: terminal.type(b"\x03"), terminal.process)
     assert terminal.status() == 128 + signal.SIGKILL
     assert terminal.shown.count(b"] interrupted") == 2
+
+
+@needs_setsid
+def test_a_terminal_that_takes_no_more_does_not_keep_the_ranks_from_being_ended() -> None:
+    terminal = Terminal(NUMA_LAUNCH, "--no-bind", "--nproc", "1", *shell("echo $$; exec yes"))
+    terminal.wait_for(b"[0] y")
+    pid = int(terminal.shown.partition(b"[0] ")[2].split()[0])
+    kill_with(terminal.process.terminate, terminal.process)  # nobody reads what it prints
+    # The second where it is only the error that waits to be written.
+    assert terminal.status() in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert all_end([pid])
 
 
 # How it ends.
@@ -489,9 +511,53 @@ def test_a_second_signal_kills(stubborn: str) -> None:
     assert launcher.stderr
     while "is passed on" not in launcher.stderr.readline():
         pass
-    launcher.terminate()
+    kill_with(launcher.terminate, launcher)
     assert finish(launcher).returncode == 128 + signal.SIGKILL
     assert all_end(pids)
+
+
+def test_the_same_signal_from_a_parent_right_behind_kills_nothing() -> None:
+    launcher = start("--nproc", "1", *shell("trap 'read line; exit 6' TERM; echo ready; while :; do sleep 0.01; done"))
+    lines_until(launcher, 1)
+    launcher.terminate()
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stderr
+    while "is passed on" not in launcher.stderr.readline():
+        pass
+    assert launcher.stdin
+    launcher.stdin.write("go\n")
+    assert finish(launcher).returncode in (6, 128 + signal.SIGINT)  # whichever was the first
+
+
+def test_a_signal_while_ranks_are_being_started_is_not_lost(tmp_path: Path) -> None:
+    for _ in range(10):
+        launcher = start("--nproc", "16", *shell(f"echo $$ >> {tmp_path}/pids; exec sleep {NEVER_S}"))
+        while not children(launcher.pid):
+            assert launcher.poll() is None
+        launcher.terminate()
+        assert finish(launcher).returncode == 128 + signal.SIGTERM
+    assert all_end([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+
+
+def test_a_stopped_keeper_does_not_keep_the_ranks_from_being_ended() -> None:
+    launcher = start("--nproc", "2", *shell(f"echo $$; exec sleep {NEVER_S}"))
+    pids = pids_in(lines_until(launcher, 2))
+    (keeper,) = children(launcher.pid)
+    os.kill(keeper, signal.SIGSTOP)
+    launcher.terminate()
+    assert finish(launcher).returncode == 128 + signal.SIGTERM
+    assert all_end([*pids, keeper])
+
+
+def test_a_rank_that_has_left_its_group_is_signalled_too() -> None:
+    program = (
+        "import os, signal\nos.setpgid(0, os.getpgid(os.getppid()))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(6))\nprint('ready', flush=True)\nsignal.pause()"
+    )
+    launcher = start("--nproc", "1", "--", sys.executable, "-c", program)
+    lines_until(launcher, 1)
+    launcher.terminate()
+    assert finish(launcher).returncode == 6
 
 
 def test_all_of_many_ranks_start_and_end() -> None:
@@ -533,11 +599,90 @@ def test_no_process_of_a_rank_outlives_the_launcher(what: str, kill: str, stubbo
         assert launcher.stderr
         while "is passed on" not in launcher.stderr.readline():
             pass
-        launcher.terminate()
+        kill_with(launcher.terminate, launcher)
     done = finish(launcher)
     assert done.returncode == (1 if kill == "keeper" else -signal.SIGKILL if "SIGTERM" not in kill else done.returncode)
     assert done.returncode != 0
     assert all_end([*pids, *ranks, *keepers])
+
+
+def test_a_keeper_that_is_killed_while_it_starts_ranks_leaves_none_and_is_no_success(tmp_path: Path) -> None:
+    script = f"echo $$ >> {tmp_path}/pids; kill -KILL $PPID; exec sleep {NEVER_S}"
+    done = run("--nproc", "32", *shell(script))
+    assert "as the process that keeps the ranks was" in error_of(done, 1)
+    assert all_end([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+
+
+def test_children_that_the_launcher_had_before_are_left_alone(tmp_path: Path) -> None:
+    line = (
+        f'sleep {NEVER_S} & echo $!; exec "$0" --no-bind --nproc 1 -- /bin/sh -c "kill -KILL \\$PPID; exec sleep 999"'
+    )
+    with subprocess.Popen(["/bin/sh", "-c", line, NUMA_LAUNCH], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout
+        pid = int(launcher.stdout.readline())
+        assert launcher.wait(TIME_LIMIT_S) == 1
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        os.kill(pid, signal.SIGKILL)
+    assert state == "S"
+
+
+@needs_namespaces
+def test_ranks_are_ended_where_proc_shows_other_processes() -> None:
+    line = [*AS_ROOT, "--pid", "--fork", NUMA_LAUNCH, "--no-bind", "--nproc", "2", "--grace", "0.1"]
+    script = f"trap '' TERM; echo up; [ $RANK = 0 ] && {{ read go; exit 3; }}; while :; do sleep {NEVER_S}; done"
+    with subprocess.Popen(
+        [*line, *shell(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as launcher:
+        lines_until(launcher, 2)
+        launcher.communicate("go\n", timeout=TIME_LIMIT_S)
+    assert launcher.returncode == 3
+
+
+def test_output_that_waits_when_the_time_to_end_is_over_is_not_lost() -> None:
+    flood = "head -c 300000 /dev/zero | tr '\\0' x | fold -w 99; exit 3"
+    launcher = start("--nproc", "2", "--grace", "0.2", *shell(f"[ $RANK = 1 ] && exec sleep {NEVER_S}; {flood}"))
+    assert launcher.stderr
+    while "ending the other" not in launcher.stderr.readline():
+        pass  # it has written all, which is more than a pipe takes
+    assert not select.select([launcher.stderr], [], [], 0.5)[0]
+    done = finish(launcher)
+    assert (done.returncode, done.stdout.count("x")) == (3, 300_000)
+    assert "killing" not in done.stderr
+
+
+def test_the_exit_status_counts_though_nobody_reads_the_error() -> None:
+    with start("--nproc", "1", *shell("read line; exit 5")) as launcher:
+        assert launcher.stderr
+        launcher.stderr.close()
+        assert launcher.stdin
+        launcher.stdin.close()
+        assert launcher.wait(TIME_LIMIT_S) == 5
+
+
+def test_a_variable_without_a_name_is_left_out() -> None:
+    given = "import ctypes, os, sys; libc = ctypes.CDLL(None)\n"
+    program = given + (
+        "array = ctypes.c_char_p * 3\n"
+        "argv = [os.fsencode(each) for each in sys.argv[1:]]\n"
+        "libc.execve(argv[0], (ctypes.c_char_p * (len(argv) + 1))(*argv, None), array(b'=x', b'A=b', None))"
+    )
+    for options in (["--nproc", "1", "--no-prefix"], []):
+        command = [sys.executable, "-c", program, NUMA_LAUNCH, "--no-bind", *options, *shell("echo $A")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "b\n"), done.stderr
+
+
+def test_a_log_file_that_would_wait_for_a_reader_is_refused(tmp_path: Path) -> None:
+    for name, problem in (("rank-0.out", "No such device"), ("rank-0.err", "no regular file")):
+        logs = tmp_path / name
+        logs.mkdir()
+        os.mkfifo(logs / name)
+        reader = os.open(logs / name, os.O_RDONLY | os.O_NONBLOCK) if "regular" in problem else None
+        done = run("-q", "--nproc", "1", "--log-dir", str(logs), "--", "true")
+        assert f"{name}: " in error_of(done, 1)
+        assert problem in done.stderr
+        if reader is not None:
+            os.close(reader)
 
 
 def children(pid: int) -> list[int]:
@@ -573,7 +718,7 @@ def test_too_few_descriptors_start_no_rank(tmp_path: Path) -> None:
         text=True,
     )
     error_of(done, 1)
-    assert "40 ranks cannot be started: Too many open files" in done.stderr
+    assert "40 ranks cannot be started: Too many open files (ulimit -n)" in done.stderr
     assert not (tmp_path / "started").exists()
 
 

@@ -162,7 +162,8 @@ def test_every_code_that_a_plan_may_have_belongs_to_a_check() -> None:
     not_of_a_plan = {"probe-failed", "cpus-not-allowed"}
     assert CHECK_OF_CODE.keys() <= SENTENCES.keys()
     assert SKIP.keys() - not_of_a_plan <= CHECK_OF_CODE.keys()
-    own = {"nothing-started", "blocks-overlap", "fork-server", "binding-dropped", "wrapper-not-executable"}
+    own = {"nothing-started", "worker-not-started", "blocks-overlap", "fork-server", "binding-dropped"}
+    own |= {"wrapper-not-executable", "rank-ldom-mismatch", "login-node"}
     assert WARNINGS.keys() - own - {"bind-unreadable"} <= CHECK_OF_CODE.keys()
     assert {*CHECK_OF_CODE.values()} <= {*READ, *LIVE}
 
