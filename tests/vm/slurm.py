@@ -40,6 +40,7 @@ MpiDefault=none
 ReturnToService=2
 SchedulerType=sched/builtin
 GresTypes=gpu
+SchedulerParameters=batch_sched_delay=0
 TCPTimeout=20
 MessageTimeout=60
 SlurmctldTimeout=300
@@ -69,9 +70,9 @@ def slurm(place: Path, gpus: int, *, constrain: bool = False) -> Iterator[None]:
     (groups / "system.slice/cgroup.subtree_control").write_text(CONTROLLERS)
     start_munged(place / "munge")
     (place / "cgroup.conf").write_text(f"IgnoreSystemd=yes\n{'ConstrainCores=yes' if constrain else ''}\n")
-    for i in range(gpus):
-        (place / f"gpu{i}").touch()
-    (place / "gres.conf").write_text(f"Name=gpu File={place}/gpu[0-{gpus - 1}]\n")
+    for i in range(gpus):  # character devices like /dev/null: of other files Slurm tells no task
+        os.mknod(place / f"gpu{i}", 0o20666, os.makedev(1, 3))
+    (place / "gres.conf").write_text(f"Name=gpu Flags=amd_gpu_env File={place}/gpu[0-{gpus - 1}]\n")
     seen = subprocess.run(["slurmd", "-C"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     shape = seen.split(" ", 1)[1]
     conf = CONF.format(

@@ -92,6 +92,7 @@ def tasks() -> dict[str, Any]:
     return {
         "auto": ran([*four, "-c4", "--cpu-bind=none", *LAUNCH, "--"]),
         "explicit": ran([*four, "-c4", "--cpu-bind=none", *LAUNCH, "--bind", "--"]),
+        "own GPU": ran(["srun", "-n4", "-c4", "--gpus-per-task=1", "--cpu-bind=none", *LAUNCH, "--"]),
         "narrowed": ran([*four, "-c2", *LAUNCH, "--"]),
         "pmi": ran(["srun", "-n1", "-c16", "--mpi=pmi2", *LAUNCH, "--numa-nodes=3", "--"]),
     }
@@ -127,7 +128,7 @@ def sbatch() -> dict[str, Any]:
     """README's script on one host, submitted from a step whose variables it therefore has."""
     return batch(
         f"#SBATCH --nodes=1\n#SBATCH --exclusive\n#SBATCH --gres=gpu:{GPUS}\n"
-        "env | grep -E '^SLURM_|VISIBLE'\n"
+        "env | grep -E '^SLURM_|^ROCR_'\n"
         f"{' '.join(LAUNCH)} srun --ntasks-per-node {GPUS} -- sh -c {shlex.quote(STATE)}",
         under=("srun", "-n1", "-c2", "--cpu-bind=map_cpu:0"),
     )

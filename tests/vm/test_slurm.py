@@ -120,17 +120,17 @@ def test_in_a_part_of_the_host_masks_stay_within_the_cpuset() -> None:
 def test_an_sbatch_script_that_has_the_variables_of_another_step() -> None:
     found = scenario("slurm", "sbatch")
     assert found["status"] == "0", found["printed"]
-    assert {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1", "SLURM_CPU_BIND=quiet,map_cpu:0"} <= {
-        *found["printed"].splitlines()
-    }
+    had = found["printed"].splitlines()
+    assert {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1", "SLURM_CPU_BIND=quiet,map_cpu:0"} <= set(had)
+    assert "ROCR_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in had
     assert found["tasks"] == on(PERMUTED)
 
 
 # --- numa-launch as a task
 
 
-@pytest.mark.parametrize(("name", "policy"), [("auto", "prefer:{}"), ("explicit", "bind:{}")])
-def test_a_task_finds_its_rank(name: str, policy: str) -> None:
+@pytest.mark.parametrize(("name", "policy"), [("auto", "prefer:{}"), ("own GPU", "prefer:{}"), ("explicit", "bind:{}")])
+def test_a_task_finds_its_rank_or_the_gpu_that_it_alone_has(name: str, policy: str) -> None:
     found = scenario("slurm", "tasks")[name]
     assert found["status"] == 0, found["said"]
     assert found["tasks"] == on(PERMUTED[:4], policy)
