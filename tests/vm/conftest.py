@@ -26,11 +26,12 @@ NEW_NUMACTL = ROOT / ".cache/numactl-new/bin/numactl"
 
 
 class Guest(NamedTuple):
-    """A machine for numa-vm, the scenarios to run in one boot of it, and its time limit in seconds."""
+    """A machine for numa-vm, the scenarios to run in one boot of it, its time limit in seconds, and what runs them."""
 
     machine: str
     scenarios: tuple[str, ...]
     time_limit_s: int
+    probe: str = "tests.vm.probe"
 
 
 GUESTS = {
@@ -78,6 +79,13 @@ GUESTS = {
     ),
 }
 
+LAUNCHER_GUESTS = {
+    "slurm": Guest(
+        GUESTS["eight"].machine, ("outside", "inside", "tasks", "part", "sbatch"), 600, "tests.vm.slurm_probe"
+    ),
+}
+"""Guests with other people's launchers: what the tests over all of GUESTS look at is not asked of them."""
+
 TIMES: dict[str, float] = {}
 
 
@@ -107,7 +115,7 @@ def skipped_scenarios() -> dict[str, str]:
 @functools.cache
 def lines_of(guest: str) -> dict[str, dict[str, Any]]:
     """Boot a guest, run its scenarios, and return what each printed."""
-    spec = GUESTS[guest]
+    spec = {**GUESTS, **LAUNCHER_GUESTS}[guest]
     # Compiled here once, as a guest would compile at every start.
     for package in ("numa_launch", "tests"):
         compileall.compile_dir(str(ROOT / package), quiet=2)
@@ -117,7 +125,7 @@ def lines_of(guest: str) -> dict[str, dict[str, Any]]:
         build_amdsmi(STUBS / "amdsmi")
     scenarios = [name for name in spec.scenarios if name not in skipped_scenarios()]
     command = [str(NUMA_VM), *spec.machine.split(), "--timeout", str(spec.time_limit_s), "--"]
-    command += [sys.executable, "-m", "tests.vm.probe", *scenarios]
+    command += [sys.executable, "-m", spec.probe, *scenarios]
     began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=spec.time_limit_s + 60)
     TIMES[guest] = time.monotonic() - began

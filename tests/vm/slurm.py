@@ -1,11 +1,13 @@
-"""A real Slurm of one host, inside a guest: munged, slurmctld and slurmd with files of their own in a directory.
+"""A real Slurm of one host with GPUs, inside a guest: munged, slurmctld and slurmd with files of their own.
 
 Example: ``with slurm(Path("/tmp/s")): subprocess.run(["srun", "-n1", "true"])``. What it needs was seen with 22.05.
 """
 
 import contextlib
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -37,6 +39,8 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SchedulerType=sched/builtin
+GresTypes=gpu
+SchedulerParameters=batch_sched_delay=0
 TCPTimeout=20
 MessageTimeout=60
 SlurmctldTimeout=300
@@ -46,8 +50,12 @@ PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+LIMIT_S = 60
+"""For Slurm to come up, and to end."""
+
+
 @contextlib.contextmanager
-def slurm(place: Path, *, constrain: bool = False) -> Iterator[None]:
+def slurm(place: Path, gpus: int, *, constrain: bool = False) -> Iterator[None]:
     """Run Slurm and set SLURM_CONF; with `constrain` tasks are confined to a cpuset (ConstrainCores)."""
     host = socket.gethostname()
     for name in ("ctld", "d", "munge"):
@@ -62,6 +70,9 @@ def slurm(place: Path, *, constrain: bool = False) -> Iterator[None]:
     (groups / "system.slice/cgroup.subtree_control").write_text(CONTROLLERS)
     start_munged(place / "munge")
     (place / "cgroup.conf").write_text(f"IgnoreSystemd=yes\n{'ConstrainCores=yes' if constrain else ''}\n")
+    for i in range(gpus):  # character devices like /dev/null: of other files Slurm tells no task
+        os.mknod(place / f"gpu{i}", 0o20666, os.makedev(1, 3))
+    (place / "gres.conf").write_text(f"Name=gpu Flags=amd_gpu_env File={place}/gpu[0-{gpus - 1}]\n")
     seen = subprocess.run(["slurmd", "-C"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     shape = seen.split(" ", 1)[1]
     conf = CONF.format(
@@ -70,7 +81,7 @@ def slurm(place: Path, *, constrain: bool = False) -> Iterator[None]:
         place=place,
         proctrack="cgroup" if constrain else "linuxproc",
         task="task/affinity,task/cgroup" if constrain else "task/affinity",
-        node=f"NodeName={host} NodeAddr={ADDRESS} {shape} State=UNKNOWN",
+        node=f"NodeName={host} NodeAddr={ADDRESS} {shape} Gres=gpu:{gpus} State=UNKNOWN",
     )
     (place / "slurm.conf").write_text(conf)
     os.environ["SLURM_CONF"] = str(place / "slurm.conf")
@@ -79,7 +90,7 @@ def slurm(place: Path, *, constrain: bool = False) -> Iterator[None]:
     wait_until_idle(place)
     yield
     for name in ("d.pid", "ctld.pid", "munge/pid"):
-        os.kill(int((place / name).read_text()), 15)
+        end(int((place / name).read_text()))
 
 
 def start_munged(place: Path) -> None:
@@ -102,9 +113,21 @@ def start_munged(place: Path) -> None:
 
 
 def wait_until_idle(place: Path) -> None:
-    for _ in range(150):
+    gives_up_at = time.monotonic() + LIMIT_S
+    state = ""
+    while time.monotonic() < gives_up_at:
         state = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True).stdout.strip()
         if state == "idle":
             return
-        time.sleep(0.2)
-    raise RuntimeError(f"Slurm's node is {state}: {(place / 'd.log').read_text()[-1500:]}")
+        time.sleep(0.1)
+    raise RuntimeError(f"Slurm's node is {state!r}: {(place / 'd.log').read_text()[-1500:]}")
+
+
+def end(pid: int) -> None:
+    """End a daemon and wait until it is gone, as the next one takes its port."""
+    daemon = os.pidfd_open(pid)
+    signal.pidfd_send_signal(daemon, signal.SIGTERM)
+    gone, _, _ = select.select([daemon], [], [], LIMIT_S)
+    os.close(daemon)
+    if not gone:
+        raise RuntimeError(f"process {pid} of Slurm goes on after SIGTERM")
