@@ -52,6 +52,7 @@ class Line(NamedTuple):
 # --- What the user and the environment say
 
 LONG = {
+    "cpu-bind": "cpu-",
     "cpus-per-task": "cpus-per-t",
     "exact": "exa",
     "exclusive": "exclus",
@@ -60,6 +61,8 @@ LONG = {
     "mem-bind": "mem-b",
     "nodes": "nodes",
     "ntasks": "ntasks",
+    "ntasks-per-node": "ntasks-per-n",
+    "tasks-per-node": "tasks",
     "whole": "wh",
 }
 """srun's options that matter here, each with its shortest form that getopt_long(3) takes."""
@@ -291,6 +294,10 @@ def first_cpus(made: Plan) -> Iterator[int]:
         yield min(left)
 
 
+NO_MEMORY = {"cpus-not-allowed", "memory-not-allowed", "no-node-directory", "node-without-memory"}
+"""The reasons for which a rank has no memory nodes."""
+
+
 def check_no_memory(policy: MemoryChoice) -> None:
     if policy not in ("auto", "none"):
         raise ConfigError(f"--memory {policy} needs a plan, and --cpu-bind none makes none: leave one of them out")
@@ -306,7 +313,8 @@ def memory_options(policy: MemoryChoice, made: Plan, step: Step) -> tuple[tuple[
         raise ConfigError(f"--mem-bind and --memory {policy} do not go together: leave one of them out")
     lacking = [binding for binding in made.processes if not binding.memory_nodes]
     if lacking:
-        return (), tuple(dict.fromkeys(reason for binding in lacking for reason in binding.reasons))
+        why = (reason for binding in lacking for reason in binding.reasons if reason.code in NO_MEMORY)
+        return (), tuple(dict.fromkeys(why))
     several = next((binding for binding in made.processes if len(binding.memory_nodes) > 1), None)
     if several:
         raise ConfigError(
