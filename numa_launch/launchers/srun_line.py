@@ -104,7 +104,11 @@ def step_of(srun_options: Sequence[str], environ: Mapping[str, str]) -> Step:
 
     A step's own variables (SLURM_STEP_ID, SLURM_LOCALID) play no part: an sbatch script may have another step's.
     """
-    given = {name: (variable, environ[variable]) for variable, name in ENVIRONMENT.items() if environ.get(variable)}
+    given = {
+        name: (variable, environ[variable])
+        for variable, name in ENVIRONMENT.items()
+        if variable in environ and is_said(name, environ[variable])
+    }
     typed = given_options(srun_options)
     given |= typed
     own_job = environ.get("SLURM_JOB_ID")
@@ -122,6 +126,15 @@ def step_of(srun_options: Sequence[str], environ: Mapping[str, str]) -> Step:
         cpus_per_task=given.get("cpus-per-task"),
         forbidding=next((given[name][0] for name in ("exact", "hint") if name in given), None),
     )
+
+
+def is_said(name: str, value: str) -> bool:
+    """Return whether srun takes a variable of this value as the option: a flag's also where it is empty."""
+    if name == "exclusive":
+        return True
+    if name in ("exact", "whole"):
+        return value == "" or value.lower() == "yes" or bool(re.fullmatch("[+-]?0*[1-9][0-9]*", value))
+    return value != ""
 
 
 def number(text: str) -> int | None:

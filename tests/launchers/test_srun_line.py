@@ -257,6 +257,20 @@ def test_the_cpus_of_the_allocation(text: str, cpus: int | None) -> None:
     assert step_of([], {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": text}).allocated_cpus == cpus
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("1", True), ("yes", True), ("", True), ("-1", True), ("0", False), ("00", False), ("no", False)],
+)
+def test_variables_of_flags_are_read_as_srun_reads_them(value: str, said: bool) -> None:
+    assert step_of([], {**INSIDE, "SLURM_WHOLE": value}).whole == said
+    assert step_of([], {**INSIDE, "SLURM_EXACT": value}).forbidding == ("SLURM_EXACT" if said else None)
+
+
+def test_an_empty_variable_may_say_exclusive_but_no_value() -> None:
+    empty = {"SLURM_EXCLUSIVE": "", "SLURM_HINT": "", "SRUN_CPUS_PER_TASK": ""}
+    assert step_of([], empty) == Step(exclusive=True)
+
+
 def test_another_jobs_variables_play_no_part() -> None:
     assert step_of(["--jobid=8"], INSIDE).allocated_cpus is None
 
