@@ -74,8 +74,8 @@ SKIP: dict[str, Sentence] = {
     ),
     "gpu-index-out-of-range": (
         "{process} needs entry {index} (the first is 0), but {counted}",
-        "lower --tp, --pp or --dp-local, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) with an entry "
-        "for each",
+        "lower --tp, --pp, --dp-local or --ntasks-per-node, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) "
+        "with an entry for each",
     ),
     "node-without-cpus": (
         "GPU {index} is on node {node}, which has no CPUs",

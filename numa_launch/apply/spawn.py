@@ -217,10 +217,10 @@ def start_method_of(context: Any) -> str:
     import multiprocessing
 
     methods = multiprocessing.get_all_start_methods()
-    if isinstance(context, str):
-        if context not in methods:
-            raise ConfigError(f"context: {context!r} must be a multiprocessing context, or one of {', '.join(methods)}")
+    if isinstance(context, str) and context in methods:
         return context
+    if not hasattr(context, "get_start_method"):
+        raise ConfigError(f"context: {context!r} must be a multiprocessing context, or one of {', '.join(methods)}")
     return str(context.get_start_method(allow_none=True) or methods[0])
 
 

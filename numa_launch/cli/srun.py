@@ -13,7 +13,16 @@ from numa_launch.apply.command import become, check_command, own_environment
 from numa_launch.cli.options import AT_LEAST_1, DRY_RUN, SHOW_OPTIONS, F, Options, options_of, plan_options
 from numa_launch.cli.request import config_of, spreads
 from numa_launch.cli.run import check_run
-from numa_launch.launchers.srun_line import CHOICES, Line, Step, srun_line, srun_plan, step_of, task_options
+from numa_launch.launchers.srun_line import (
+    CHOICES,
+    Line,
+    Step,
+    given_options,
+    srun_line,
+    srun_plan,
+    step_of,
+    task_options,
+)
 from numa_launch.log import say_once
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
@@ -26,6 +35,13 @@ Examples:
   numa-launch srun --ntasks-per-node 8 -N 2 -p gpu -- python train.py
   numa-launch srun --ntasks-per-node 8 --dry-run -- python train.py  print the line; run nothing
 """
+
+SPELLED_OTHERWISE = {
+    "cpu-bind": "--cpu-bind",
+    "ntasks-per-node": "--ntasks-per-node",
+    "tasks-per-node": "--ntasks-per-node",
+}
+"""What srun also reads as our own two: abbreviations, ``--cpu_bind``, ``--tasks-per-node``. They would win."""
 
 NPROC_ONLY = ("--report", "--no-prefix", "--log-dir", "--grace")
 
@@ -104,6 +120,10 @@ def check_options(
     ctx: click.Context, options: Options, ranks: int | None, method: str, srun_words: tuple[str, ...]
 ) -> None:
     """Raise a usage error for options that cannot be meant here."""
+    typed = given_options(srun_words)
+    for name, ours in SPELLED_OTHERWISE.items():
+        if name in typed and (method != "none" or name == "cpu-bind"):
+            raise click.UsageError(f"{typed[name][0]} is to be written {ours} here", ctx)
     if ranks is None and method != "none":
         raise click.UsageError("--ntasks-per-node N is missing: a binding has a place for each task of a host", ctx)
     for name, given, instead in (

@@ -48,7 +48,8 @@ def process_pool(
     `config` is a LaunchConfig, or any object with a `parallel_config` of the same names. `ranks` is how many there are,
     or which. In a worker LOCAL_RANK is its rank; which worker takes a task is not said. One that ends after
     `max_tasks_per_child` tasks (Python 3.11 and newer) is replaced by one of its rank. `initializer` runs once in each
-    worker, bound already. `mp_context` is a multiprocessing context that spawns (None: multiprocessing's).
+    worker, bound already. `mp_context` is a multiprocessing context that spawns, or ``"spawn"`` (None:
+    multiprocessing's).
 
     Raises ConfigError for malformed ranks, for another start method and for what cannot be planned, and StrictError
     where `config.strict` and a rank would be less bound than planned. A worker that cannot be started later breaks the
@@ -61,7 +62,8 @@ def process_pool(
     method = "spawn" if mp_context is None else start_method_of(mp_context)
     if method != "spawn":
         raise ConfigError(f"mp_context: {note('start-method', what='its workers are', method=method).message}")
-    context = multiprocessing.get_context("spawn") if mp_context is None else mp_context.get_context()
+    named = mp_context is None or isinstance(mp_context, str)
+    context = multiprocessing.get_context(method) if named else mp_context.get_context()
     with spawner.lock:
         for rank in chosen:
             prepare(config, Process("worker", rank), context)

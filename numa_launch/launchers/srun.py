@@ -41,6 +41,8 @@ def srun_options(
         raise config_error("numa_cpu_bind", numa_cpu_bind, f"must be None, True, False or one of {', '.join(CHOICES)}")
     if not is_count(ntasks_per_node) or not 1 <= ntasks_per_node <= MAX_ID:
         raise config_error("ntasks_per_node", ntasks_per_node, f"must be a number from 1 to {MAX_ID}")
+    if isinstance(given, str | bytes) or not all(isinstance(word, str) for word in given):
+        raise config_error("given", given, "must be a list of srun's words, each a text")
     variables = os.environ if environ is None else environ
     asked = launch_config(config)
     off = "numa_cpu_bind=False" if method == "none" else what_switches_off(asked, variables)

@@ -52,6 +52,7 @@ class Line(NamedTuple):
 # --- What the user and the environment say
 
 LONG = {
+    "cpu-bind": "cpu-",
     "cpus-per-task": "cpus-per-t",
     "exact": "exa",
     "exclusive": "exclus",
@@ -60,6 +61,8 @@ LONG = {
     "mem-bind": "mem-b",
     "nodes": "nodes",
     "ntasks": "ntasks",
+    "ntasks-per-node": "ntasks-per-n",
+    "tasks-per-node": "tasks",
     "whole": "wh",
 }
 """srun's options that matter here, each with its shortest form that getopt_long(3) takes."""
@@ -101,7 +104,11 @@ def step_of(srun_options: Sequence[str], environ: Mapping[str, str]) -> Step:
 
     A step's own variables (SLURM_STEP_ID, SLURM_LOCALID) play no part: an sbatch script may have another step's.
     """
-    given = {name: (variable, environ[variable]) for variable, name in ENVIRONMENT.items() if environ.get(variable)}
+    given = {
+        name: (variable, environ[variable])
+        for variable, name in ENVIRONMENT.items()
+        if variable in environ and is_said(name, environ[variable])
+    }
     typed = given_options(srun_options)
     given |= typed
     own_job = environ.get("SLURM_JOB_ID")
@@ -119,6 +126,15 @@ def step_of(srun_options: Sequence[str], environ: Mapping[str, str]) -> Step:
         cpus_per_task=given.get("cpus-per-task"),
         forbidding=next((given[name][0] for name in ("exact", "hint") if name in given), None),
     )
+
+
+def is_said(name: str, value: str) -> bool:
+    """Return whether srun takes a variable of this value as the option: a flag's also where it is empty."""
+    if name == "exclusive":
+        return True
+    if name in ("exact", "whole"):
+        return value == "" or value.lower() == "yes" or bool(re.fullmatch("[+-]?0*[1-9][0-9]*", value))
+    return value != ""
 
 
 def number(text: str) -> int | None:
@@ -291,6 +307,10 @@ def first_cpus(made: Plan) -> Iterator[int]:
         yield min(left)
 
 
+NO_MEMORY = {"cpus-not-allowed", "memory-not-allowed", "no-node-directory", "node-without-memory"}
+"""The reasons for which a rank has no memory nodes."""
+
+
 def check_no_memory(policy: MemoryChoice) -> None:
     if policy not in ("auto", "none"):
         raise ConfigError(f"--memory {policy} needs a plan, and --cpu-bind none makes none: leave one of them out")
@@ -306,7 +326,8 @@ def memory_options(policy: MemoryChoice, made: Plan, step: Step) -> tuple[tuple[
         raise ConfigError(f"--mem-bind and --memory {policy} do not go together: leave one of them out")
     lacking = [binding for binding in made.processes if not binding.memory_nodes]
     if lacking:
-        return (), tuple(dict.fromkeys(reason for binding in lacking for reason in binding.reasons))
+        why = (reason for binding in lacking for reason in binding.reasons if reason.code in NO_MEMORY)
+        return (), tuple(dict.fromkeys(why))
     several = next((binding for binding in made.processes if len(binding.memory_nodes) > 1), None)
     if several:
         raise ConfigError(

@@ -112,6 +112,29 @@ def test_misuse_is_one_sentence(line: Line, args: list[str], said: str) -> None:
     assert said in refused["error"]
 
 
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["--cpu_bind=cores"], "--cpu_bind is to be written --cpu-bind"),
+        (["--cpu_=cores"], "--cpu_ is to be written --cpu-bind"),
+        (["--cpu-b", "cores"], "--cpu-b is to be written --cpu-bind"),
+        (["--cpu_bin=none", "--cpu-bind=none"], "--cpu_bin is to be written --cpu-bind"),
+        (["--tasks-per-node=4"], "--tasks-per-node is to be written --ntasks-per-node"),
+        (["--ntasks-per-n", "4"], "--ntasks-per-n is to be written --ntasks-per-node"),
+    ],
+)
+def test_ours_in_spellings_of_srun_alone_would_win_over_ours(line: Line, words: list[str], written: str) -> None:
+    for args in (["--ntasks-per-node=8", *words], words):
+        refused = line(EIGHT, *args)
+        assert refused["status"] == 2
+        assert written in refused["error"]
+
+
+def test_without_a_binding_any_spelling_of_the_number_is_sruns(line: Line) -> None:
+    made = line(EIGHT, "--cpu-bind=none", "--tasks-per-node=4")
+    assert made["srun"] == ["srun", "--cpu-bind=none", "--tasks-per-node=4", "python", "a b.py"]
+
+
 def test_strict_fails_where_a_rank_may_use_no_cpu(line: Line) -> None:
     refused = line({**EIGHT, "cpuset": "0-7"}, "--ntasks-per-node=8", "--strict")
     assert refused["status"] == 1

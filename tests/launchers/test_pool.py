@@ -311,6 +311,19 @@ def test_other_start_methods_are_refused(method: str) -> None:
         process_pool(TWO, 2, mp_context=multiprocessing.get_context(method))
 
 
+def test_spawn_may_be_named() -> None:
+    with process_pool(LaunchConfig(numa_bind=False), 1, mp_context="spawn") as pool:
+        assert pool.submit(abs, -1).result() == 1
+
+
+@pytest.mark.parametrize("context", ["spam", 3, object()])
+def test_what_is_no_context_is_refused(context: Any) -> None:
+    with pytest.raises(ConfigError, match=r"context: .* must be a multiprocessing context"):
+        process_pool(TWO, 2, mp_context=context)
+    with pytest.raises(ConfigError, match=r"context: .* must be a multiprocessing context"):
+        configure_subprocess(TWO, 0, context=context).__enter__()
+
+
 @needs_numactl
 def test_the_users_own_context_starts_its_own_processes() -> None:
     with process_pool(TWO, [1], mp_context=pooled.OwnContext()) as pool:

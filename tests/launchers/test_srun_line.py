@@ -72,6 +72,12 @@ def test_a_number_of_tasks_that_is_none(machine: Any, ranks: Any) -> None:
         options(machine(EIGHT), ranks)
 
 
+@pytest.mark.parametrize("given", ["--exact", b"--exact", ["-c", 2], [None]])
+def test_options_given_that_are_no_words(machine: Any, given: Any) -> None:
+    with pytest.raises(ConfigError, match="given: "):
+        srun_options(machine(EIGHT), LaunchConfig(), 8, True, given=given, environ=INSIDE)
+
+
 def test_a_permuted_map_gets_masks(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
     masks = "0xc0,0x30,0xc,0x3,0xc000,0x3000,0xc00,0x300"
     assert options(machine(PERMUTED), 8)[0] == f"--cpu-bind=verbose,mask_cpu:{masks}"
@@ -251,6 +257,20 @@ def test_the_cpus_of_the_allocation(text: str, cpus: int | None) -> None:
     assert step_of([], {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": text}).allocated_cpus == cpus
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("1", True), ("yes", True), ("", True), ("-1", True), ("0", False), ("00", False), ("no", False)],
+)
+def test_variables_of_flags_are_read_as_srun_reads_them(value: str, said: bool) -> None:
+    assert step_of([], {**INSIDE, "SLURM_WHOLE": value}).whole == said
+    assert step_of([], {**INSIDE, "SLURM_EXACT": value}).forbidding == ("SLURM_EXACT" if said else None)
+
+
+def test_an_empty_variable_may_say_exclusive_but_no_value() -> None:
+    empty = {"SLURM_EXCLUSIVE": "", "SLURM_HINT": "", "SRUN_CPUS_PER_TASK": ""}
+    assert step_of([], empty) == Step(exclusive=True)
+
+
 def test_another_jobs_variables_play_no_part() -> None:
     assert step_of(["--jobid=8"], INSIDE).allocated_cpus is None
 
@@ -328,4 +348,4 @@ def test_a_node_without_memory_leaves_memory_alone(machine: Any, caplog: pytest.
     nodes = {"0": {"cpus": "0-1"}, "1": {"cpus": "2-3", "mem_mb": 0}}
     described = machine({"nodes": nodes, "gpus": [{"node": 0}, {"node": 1}]})
     assert options(described, 2, memory_policy="membind") == ["--cpu-bind=verbose,rank_ldom", "--whole"]
-    assert "node 1 has no memory" in caplog.text
+    assert caplog.messages == ["node 1 has no memory, so it is left out of the memory binding"]
