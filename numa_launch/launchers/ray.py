@@ -198,11 +198,13 @@ def runtime_env(cfg: Any = None, **other: Any) -> dict[str, Any]:
 
     For ``ray.init(runtime_env=…)``, as Ray has setup hooks for whole jobs alone. `other` are further fields; a
     worker_process_setup_hook among them, a callable or ``"module.function"``, still runs, before ours. Raises
-    ConfigError for a malformed `cfg`.
+    ConfigError for a malformed `cfg` or hook.
     """
     config = LaunchConfig() if cfg is None else cfg
     launch_config(config)
     theirs = other.get("worker_process_setup_hook")
+    if isinstance(theirs, str) and not all(theirs.rpartition(".")):
+        raise ConfigError(f'worker_process_setup_hook: {theirs!r} must be a callable, or "module.function"')
 
     def bind_worker_to_its_gpus() -> None:
         if theirs is not None:
@@ -230,11 +232,15 @@ def setup_worker(cfg: Any = None) -> None:
     """
     config = LaunchConfig() if cfg is None else cfg
     strict = launch_config(config).strict
-    utils = imported("ray._private.utils")
+    ray = imported("ray")
+    try:
+        utils = importlib.import_module("ray._private.utils")
+    except ModuleNotFoundError:
+        utils = None
     original = getattr(utils, GIVES_GPUS, None)
     if original is None:
         problem = (
-            f"Ray {imported('ray').__version__} has no {GIVES_GPUS}, so workers stay unbound: call "
+            f"Ray {ray.__version__} has no {GIVES_GPUS}, so workers stay unbound: call "
             "numa_launch.ray.bind_current_actor in each actor's __init__"
         )
         if strict:

@@ -152,10 +152,14 @@ class TestTheHook:
         assert found["in_init"][2]["reasons"] == ["actor-gpu-unknown"]
 
 
+@pytest.mark.parametrize("lacking", ["function", "module"])
 def test_a_ray_without_the_function_that_the_hook_waits_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lacking: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr("ray._private.utils.set_visible_accelerator_ids")
+    if lacking == "module":
+        monkeypatch.setitem(sys.modules, "ray._private.utils", None)
+    else:
+        monkeypatch.delattr("ray._private.utils.set_visible_accelerator_ids")
     with caplog.at_level(logging.INFO):
         setup_worker()
     (said,) = caplog.messages
@@ -182,6 +186,9 @@ def test_a_runtime_environment_keeps_what_else_is_in_it() -> None:
     assert made == {"env_vars": {"A": "1"}, "pip": ["x"]}
     with pytest.raises(ConfigError, match="a LaunchConfig or an object with a parallel_config"):
         runtime_env(7)
+    for hook in ("f", ".f", "module."):
+        with pytest.raises(ConfigError, match="worker_process_setup_hook"):
+            runtime_env(worker_process_setup_hook=hook)
 
 
 WITHOUT_RAY = """
