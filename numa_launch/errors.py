@@ -42,9 +42,17 @@ class PlatformError(NumaLaunchError, OSError):
     """Binding was asked for on a system other than Linux."""
 
 
-class CommandError(NumaLaunchError):
-    """COMMAND is not there (127) or may not be executed (126), as a shell reports it."""
+class StatusError(NumaLaunchError):
+    """An error whose exit status is another each time."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+class CommandError(StatusError):
+    """COMMAND is not there (127) or may not be executed (126), as a shell reports it."""
+
+
+class RanksError(StatusError):
+    """A rank failed, or ranks could not be started or ended; the exit status is that of the first failure."""

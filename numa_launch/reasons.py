@@ -74,8 +74,8 @@ SKIP: dict[str, Sentence] = {
     ),
     "gpu-index-out-of-range": (
         "{process} needs entry {index} (the first is 0), but {counted}",
-        "lower --tp, --pp, --dp-local or --ntasks-per-node, show it more GPUs, or pass --numa-nodes (numa_bind_nodes) "
-        "with an entry for each",
+        "lower --tp, --pp, --dp-local, --nproc or --ntasks-per-node, show it more GPUs, or pass --numa-nodes "
+        "(numa_bind_nodes) with an entry for each",
     ),
     "node-without-cpus": (
         "GPU {index} is on node {node}, which has no CPUs",
@@ -157,6 +157,11 @@ WARNINGS: dict[str, Sentence] = {
     "rank-ldom-mismatch": (
         "srun's rank_ldom binds the ranks to nodes {slurm}, but the plan has {planned}",
         "use --cpu-bind auto",
+    ),
+    "srun-memory-dropped": (
+        "--memory {policy} is left out for all ranks, as srun's map_mem needs a node for each and rank {ranks} has "
+        "none with memory that it may use",
+        "leave --memory out",
     ),
     "login-node": (
         "this is the plan of the host that srun is called on, which may differ from the hosts that the tasks run on",

@@ -147,6 +147,8 @@ def bind_other_threads(cpus: frozenset[int]) -> dict[int, str | None]:
     """Set the affinity of every other thread, also of those that appear meanwhile; return each one's problem."""
     done: dict[int, str | None] = {}
     own = threading.get_native_id()
+    if not os.path.exists(f"/proc/self/task/{own}"):  # no /proc, or that of another PID namespace
+        return {own: "the other threads do not show in /proc"} if threading.active_count() > 1 else {}
     while new := {int(name) for name in os.listdir("/proc/self/task")} - done.keys() - {own}:
         for thread in new:
             try:

@@ -11,10 +11,10 @@ import click
 
 from numa_launch.apply.command import check_command
 from numa_launch.apply.outcome import report
+from numa_launch.apply.start import Start, Starter
 from numa_launch.cli.options import Options
 from numa_launch.cli.ranks import RANK_VARIABLES
 from numa_launch.cli.request import backend_for, circumstances_of, of_rank, request
-from numa_launch.cli.start import Start, Starter
 from numa_launch.launchers.local import GRACE_S, Rank, Settings, meeting_point, rank_variables, run
 from numa_launch.machine.files import read_text
 from numa_launch.machine.read import read_machine

@@ -202,6 +202,8 @@ NPROC_OPTIONS: list[Callable[[F], F]] = [
 ]
 """How to run the copies that ``--nproc`` starts."""
 
+NPROC_ONLY = ("--report", "--no-prefix", "--log-dir", "--grace")
+
 
 def options_of(ctx: click.Context, **values: Any) -> Options:
     """Return what click parsed, and whether it is the environment that says --bind or --no-bind."""

@@ -13,15 +13,15 @@ import click
 
 from numa_launch.apply.command import become, check_command, own_environment
 from numa_launch.apply.outcome import report
-from numa_launch.cli.options import Options, launch_options, options_of
+from numa_launch.apply.start import Starter
+from numa_launch.cli.options import NPROC_ONLY, Options, launch_options, options_of
 from numa_launch.cli.request import Request, backend_for, circumstances_of, request
-from numa_launch.cli.start import Starter
 from numa_launch.errors import ConfigError, StrictError
 from numa_launch.log import LOGGER
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
 from numa_launch.plan.decide import plan
-from numa_launch.plan.model import Circumstances
+from numa_launch.plan.model import Circumstances, Plan
 from numa_launch.reasons import note
 
 EXAMPLES = """\b
@@ -162,13 +162,8 @@ def check_run(options: Options, command: list[str] | None) -> list[str]:
     if options.root is not None:
         raise click.UsageError("--root plans for a captured machine: add --dry-run", click.get_current_context())
     if options.nproc is None:
-        for name, given in (
-            ("--report", options.report),
-            ("--no-prefix", options.no_prefix),
-            ("--log-dir", options.log_dir is not None),
-            ("--grace", options.grace is not None),
-        ):
-            if given:
+        for name in NPROC_ONLY:
+            if getattr(options, name[2:].replace("-", "_")) not in (None, False):
                 raise click.UsageError(f"{name} goes with --nproc", click.get_current_context())
     if not command:
         raise click.UsageError(
@@ -176,6 +171,15 @@ def check_run(options: Options, command: list[str] | None) -> list[str]:
             click.get_current_context(),
         )
     return command
+
+
+def draw(machine: Machine, made: Plan, options: Options) -> None:
+    """Draw the plan where that is asked for."""
+    if options.svg is not None:
+        from numa_launch.cli.output import write_file
+        from numa_launch.cli.svg import plan_picture
+
+        write_file(options.svg, plan_picture(machine, made).encode())
 
 
 def show(machine: Machine, asked: Request, circumstances: Circumstances, command: list[str], options: Options) -> None:
@@ -190,11 +194,7 @@ def show(machine: Machine, asked: Request, circumstances: Circumstances, command
         # Where the processes shown can be bound but COMMAND itself cannot, it is left out.
         with contextlib.suppress(ConfigError, StrictError):
             launched = plan(machine, asked.config, processes=[asked.launched], circumstances=circumstances).processes[0]
-    if options.svg is not None:
-        from numa_launch.cli.output import write_file
-        from numa_launch.cli.svg import plan_picture
-
-        write_file(options.svg, plan_picture(machine, made).encode())
+    draw(machine, made, options)
     if options.svg == "-":
         return
     if options.as_json:

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from numa_launch.apply.command import become, check_command, own_environment
-from numa_launch.cli.options import AT_LEAST_1, DRY_RUN, SHOW_OPTIONS, F, Options, options_of, plan_options
+from numa_launch.cli.options import AT_LEAST_1, DRY_RUN, NPROC_ONLY, SHOW_OPTIONS, F, Options, options_of, plan_options
 from numa_launch.cli.request import config_of, spreads
-from numa_launch.cli.run import check_run
+from numa_launch.cli.run import check_run, draw
 from numa_launch.launchers.srun_line import (
     CHOICES,
     Line,
@@ -43,8 +43,6 @@ SPELLED_OTHERWISE = {
 }
 """What srun also reads as our own two: abbreviations, ``--cpu_bind``, ``--tasks-per-node``. They would win."""
 
-NPROC_ONLY = ("--report", "--no-prefix", "--log-dir", "--grace")
-
 
 def show_options(function: F) -> F:
     """Add --dry-run and what goes with it to a click command."""
@@ -73,8 +71,8 @@ def show_options(function: F) -> F:
 def srun(ctx: click.Context, /, ranks: int | None, method: str, srun_words: tuple[str, ...], **values: Any) -> None:
     """Become srun with COMMAND, each task bound to the node of its GPU: task i of a host is rank i.
 
-    Options that are not ours go to srun unchanged; ours may stand anywhere among them. --tp and the other sizes, and
-    variables of ranks, play no part.
+    Options that are not ours go to srun unchanged; ours may stand anywhere among them. --tp and the other sizes,
+    --backend, and variables of ranks, play no part.
     """
     options = options_of(ctx, **values)
     command: list[str] = ctx.obj or []
@@ -92,15 +90,12 @@ def srun(ctx: click.Context, /, ranks: int | None, method: str, srun_words: tupl
     )
     step = step_of(srun_words, environ)
     made, line = planned(options, ranks, method, machine, step)
-    if method != "none" and options.root is None and not environ.get("SLURM_JOB_ID"):
+    is_off = made.skip_reason is not None and made.skip_reason.code == "disabled"
+    if not is_off and options.root is None and not environ.get("SLURM_JOB_ID"):
         line = line._replace(warnings=(*line.warnings, note("login-node")))
     words = ["srun", *task_options(ranks, step), *line.added, *srun_words, *command]
     made = made._replace(warnings=line.warnings)
-    if options.svg is not None:
-        from numa_launch.cli.output import write_file
-        from numa_launch.cli.svg import plan_picture
-
-        write_file(options.svg, plan_picture(machine, made).encode())
+    draw(machine, made, options)
     if options.svg == "-":
         return
     if options.as_json:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 CONTROL, REPORT = 0, 1
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that the launcher passes on to the ranks."""
+
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PAUSE_MS = 50
 """Between two looks for processes that were just started by one that is being killed."""
@@ -39,7 +42,7 @@ PAUSE_MS = 50
 def main() -> None:
     """Start the ranks that stdin names, and stay until they and all they started have ended."""
     adopt_orphans()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in PASSED_ON:
         if signal.getsignal(number) != signal.SIG_IGN:  # what a shell ignores for us, the ranks ignore too
             signal.signal(number, lambda *_: None)
     waker = wake_at_child_ends()
@@ -148,24 +151,25 @@ def keep(ranks: "dict[int, int]", lines: Lines, waker: int) -> None:
     poll = select.poll()
     poll.register(lines.fd, select.POLLIN)
     poll.register(waker, select.POLLIN)
-    told = 0
+    groups = list(ranks)
+    has_told = False
     while True:
         for line in lines.waiting:
             word, _, number = line.decode().partition(" ")
             if word == "signal":
-                send(ranks, int(number))
+                send(ranks, groups, int(number))
             else:
-                kill_all(ranks)
+                kill_all(ranks, groups)
         lines.waiting.clear()
         if lines.ended:
-            kill_all(ranks)
+            kill_all(ranks, groups)
             return
         any_left = reap(ranks)
         if not any_left:
             return
-        left = 0 if ranks else len(descendants())
-        if left and not told:
-            told = left
+        left = 0 if ranks else len(descendants()) if is_own_proc() else 1
+        if left and not has_told:
+            has_told = True
             report({"left": left})
         ready = {fd for fd, _ in poll.poll()}
         if waker in ready:
@@ -188,7 +192,7 @@ def reap(ranks: "dict[int, int]") -> bool:
             report({"rank": ranks.pop(pid), "status": os.waitstatus_to_exitcode(status)})
 
 
-def send(ranks: "dict[int, int]", number: int) -> None:
+def send(ranks: "dict[int, int]", groups: "list[int]", number: int) -> None:
     """Signal the process groups of the ranks that run, or where none does each process that they have left."""
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -197,7 +201,12 @@ def send(ranks: "dict[int, int]", number: int) -> None:
             if os.getpgid(pid) != pid:  # it has joined another group
                 os.kill(pid, number)
     if not ranks:
-        send_each(descendants(), number)
+        send_to_left(descendants(), groups, number)
+
+
+def send_to_left(left: "list[int]", groups: "list[int]", number: int) -> None:
+    """Signal what ranks have left; where /proc does not show that, the process groups that they had."""
+    send_each(left if is_own_proc() else [-group for group in groups], number)
 
 
 def send_each(pids: "list[int]", number: int) -> None:
@@ -206,17 +215,17 @@ def send_each(pids: "list[int]", number: int) -> None:
             os.kill(pid, number)
 
 
-def kill_all(ranks: "dict[int, int]") -> None:
+def kill_all(ranks: "dict[int, int]", groups: "list[int]") -> None:
     """Kill every descendant, and those that they start meanwhile, until none is left."""
     while reap(ranks):
-        send(ranks, signal.SIGKILL)  # which is all that can be done where /proc does not show them
-        send_each(descendants(), signal.SIGKILL)
+        send_to_left(descendants(), groups, signal.SIGKILL)
         select.poll().poll(PAUSE_MS)
 
 
-def kill_adopted(spared: "list[int]", within_s: float) -> "list[int]":
+def kill_adopted(spared: "list[int]", groups: "list[int]", within_s: float) -> "list[int]":
     """Kill this process's descendants but for children that are `spared`; return the PIDs of those that do not end."""
     until = time.monotonic() + within_s
+    send_to_left([], groups, signal.SIGKILL)
     while (left := descendants(spared)) and time.monotonic() < until:
         send_each(left, signal.SIGKILL)
         select.poll().poll(PAUSE_MS)
@@ -232,10 +241,7 @@ def descendants(spared: "list[int] | tuple[()]" = ()) -> "list[int]":
     None at all where /proc is not this PID namespace's.
     """
     children: dict[int, list[int]] = {}
-    try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return []
-    except OSError:
+    if not is_own_proc():
         return []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -248,6 +254,14 @@ def descendants(spared: "list[int] | tuple[()]" = ()) -> "list[int]":
     for pid in found:
         found += children.get(pid, ())
     return found
+
+
+def is_own_proc() -> bool:
+    """Return whether /proc shows this PID namespace."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from numa_launch.apply.backend import FLAGS
-from numa_launch.errors import NumaLaunchError
-from numa_launch.launchers.keeper import adopt_orphans, descendants, kill_adopted
+from numa_launch.errors import RanksError
+from numa_launch.launchers.keeper import PASSED_ON, adopt_orphans, descendants, kill_adopted
 from numa_launch.launchers.streams import Streams
 from numa_launch.log import LOGGER
 from numa_launch.reasons import counted
@@ -29,8 +29,6 @@ KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that are passed on and mean that the ranks are to end; a second one kills them."""
-
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 GRACE_S = 30.0
 """As torchrun gives."""
@@ -69,14 +67,6 @@ class Settings(NamedTuple):
     look: Callable[[int, int], str | None] | None = None
 
 
-class RanksError(NumaLaunchError):
-    """A rank failed, or ranks could not be started or ended; the exit status is that of the first failure."""
-
-    def __init__(self, message: str, exit_status: int = 1) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
-
-
 def rank_variables(rank: int, size: int) -> dict[str, str]:
     """Return what tells a rank who it is, named as torchrun does; all ranks are on this host."""
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
@@ -108,7 +98,7 @@ def run(
     Raises RanksError where one failed and where they cannot be started; no process of theirs is left then.
     """
     if not sys.executable:
-        raise RanksError("ranks are kept by a Python of their own, and this program has none (it is frozen)")
+        raise RanksError("ranks are kept by a Python of their own, and this program has none (it is frozen)", 1)
     began_s = time.monotonic() if began_s is None else began_s
     with contextlib.ExitStack() as stack:
         try:
@@ -118,7 +108,7 @@ def run(
         except OSError as error:
             what = f"{error.filename}: " if error.filename else f"{counted(len(ranks), 'rank')} cannot be started: "
             fix = " (ulimit -n)" if error.errno == errno.EMFILE else ""
-            raise RanksError(f"{what}{error.strerror}{fix}") from None
+            raise RanksError(f"{what}{error.strerror}{fix}", 1) from None
         stack.callback(keeper.leave)
         Job(ranks, settings, streams=streams, keeper=keeper, waker=waker, began_s=began_s).run(command, environ)
 
@@ -205,7 +195,7 @@ class Keeper:
             self._process.wait(KILLED_WITHIN_S)
         except subprocess.TimeoutExpired:
             self.give_up()
-            kill_adopted(self.spared, KILLED_WITHIN_S)
+            kill_adopted(self.spared, [], KILLED_WITHIN_S)
 
 
 def has_children() -> bool:
@@ -237,13 +227,15 @@ class Job:
         self.waker = waker
         self.began_s = began_s
         self.outputs = list(streams.outputs)
+        self.groups: list[int] = []
+        """The process groups of all ranks, which are their PIDs."""
         self.awaited_ranks = set(range(len(ranks)))
         """Those whose end or error is not known yet."""
         self.running: dict[int, int] = {}
         """Rank → PID."""
         self.unseen: dict[int, int] = {}
         """Rank → PID of those that `look` had no answer for yet."""
-        self.failed_rank = 0
+        self.failed_rank: int | None = None
         self.failure: RanksError | None = None
         self.signalled_at: float | None = None
         self.kill_at: float | None = None
@@ -341,6 +333,7 @@ class Job:
             rank = fact.get("rank", 0)
             if "pid" in fact:
                 self.running[rank] = fact["pid"]
+                self.groups.append(fact["pid"])
                 if rank == len(self.ranks) - 1:
                     taken_s = time.monotonic() - self.began_s
                     self.say(logging.DEBUG, f"{counted(len(self.ranks), 'rank')} started in {taken_s:.3f} s")
@@ -361,7 +354,7 @@ class Job:
 
     def end_adopted(self) -> None:
         """End what the keeper has left, which was killed: its orphans are ours."""
-        left = kill_adopted(self.keeper.spared, KILLED_WITHIN_S)
+        left = kill_adopted(self.keeper.spared, self.groups, KILLED_WITHIN_S)
         self.running.clear()
         self.unseen.clear()
         if self.awaited_ranks:
@@ -369,7 +362,7 @@ class Job:
         if left:
             stuck = f"processes did not end within {KILLED_WITHIN_S} s of SIGKILL (PID {', '.join(map(str, left))})"
             self.say(logging.WARNING, stuck)
-            self.failure = self.failure or RanksError(stuck)
+            self.failure = self.failure or RanksError(stuck, 1)
 
     def ended(self, rank: int, status: int) -> None:
         del self.running[rank]
@@ -396,8 +389,7 @@ class Job:
 
     def put_last_lines(self) -> None:
         """Show again what the rank that failed printed last, as others may have printed much since."""
-        lines = self.streams.last[self.failed_rank]
-        if self.failure and lines:
+        if self.failed_rank is not None and (lines := self.streams.last[self.failed_rank]):
             self.put(f"numa-launch: the last lines of rank {self.failed_rank}:")
             self.streams.stderr.write(b"".join(b"  " + line[:LONGEST_SHOWN] + b"\n" for line in lines))
 

@@ -26,6 +26,7 @@ from numa_launch.apply.spawn import configure_subprocess, prepare, start_method_
 from numa_launch.apply.swap import spawner
 from numa_launch.config import is_count
 from numa_launch.errors import ConfigError
+from numa_launch.idsets import MAX_ID
 from numa_launch.machine.read import require_linux
 from numa_launch.plan.model import Process
 from numa_launch.reasons import note
@@ -74,19 +75,20 @@ def process_pool(
 
 def checked(ranks: object) -> tuple[int, ...]:
     """Return the ranks, each once: those of a range for a number."""
-    if is_count(ranks):
+    if is_count(ranks) and ranks <= MAX_ID:  # type: ignore[operator]
         ranks = range(ranks)  # type: ignore[call-overload]
     if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
         raise ConfigError(f"ranks: {ranks!r} must be the number of ranks, or a list of ranks from 0 on")
-    chosen = tuple(ranks)
-    for rank in chosen:
+    chosen: dict[int, None] = {}
+    for rank in ranks:
         if not is_count(rank):
             raise ConfigError(f"ranks: {rank!r} must be a number from 0 on")
-        if chosen.count(rank) > 1:
+        if rank in chosen:
             raise ConfigError(f"ranks: {rank} is there more than once, but a rank has one worker")
+        chosen[rank] = None
     if not chosen:
         raise ConfigError("ranks: there must be at least one")
-    return chosen
+    return tuple(chosen)
 
 
 class Workers:

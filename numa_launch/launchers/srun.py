@@ -11,7 +11,7 @@ from typing import Any
 from numa_launch.apply.asked import what_switches_off
 from numa_launch.config import config_error, is_count, launch_config
 from numa_launch.idsets import MAX_ID
-from numa_launch.launchers.srun_line import CHOICES, srun_line, srun_plan, step_of
+from numa_launch.launchers.srun_line import CHOICES, given_options, srun_line, srun_plan, step_of
 from numa_launch.log import say_once
 from numa_launch.machine.model import Machine
 
@@ -32,7 +32,8 @@ def srun_options(
     ``parallel_config`` carries its names; its parallel sizes play no part. `given` are the srun options that the line
     has otherwise, `environ` the variables that srun will see (default: os.environ). What it warns of is logged.
 
-    Raises ConfigError where Slurm would refuse the binding or would bind other than planned, and what ``plan`` raises.
+    Raises ConfigError where Slurm would refuse the binding or would bind other than planned, StrictError where `strict`
+    and the memory binding asked for must be left out, and what ``plan`` raises.
     """
     if numa_cpu_bind is None:
         return []
@@ -43,6 +44,8 @@ def srun_options(
         raise config_error("ntasks_per_node", ntasks_per_node, f"must be a number from 1 to {MAX_ID}")
     if isinstance(given, str | bytes) or not all(isinstance(word, str) for word in given):
         raise config_error("given", given, "must be a list of srun's words, each a text")
+    if own := given_options(given).get("cpu-bind"):
+        raise config_error("given", own[0], "does not go with numa_cpu_bind: leave one of them out")
     variables = os.environ if environ is None else environ
     asked = launch_config(config)
     off = "numa_cpu_bind=False" if method == "none" else what_switches_off(asked, variables)

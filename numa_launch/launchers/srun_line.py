@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from numa_launch.config import LaunchConfig, MemoryChoice
-from numa_launch.errors import ConfigError
+from numa_launch.errors import ConfigError, StrictError
 from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Machine
 from numa_launch.plan.decide import plan
@@ -28,7 +28,8 @@ class Step(NamedTuple):
 
     `allocated_cpus` are the CPUs that the allocation has on each host (of several numbers the lowest), `hosts` the
     number of hosts that the step will have; None: not known. `whole`, `exclusive`, `ntasks` and `mem_bind`: the user
-    gave them. `cpus_per_task` and `forbidding` (what no step of a whole host goes with) are (name, value) and a name.
+    gave them. `cpus_per_task` is (name, value); `cpus_per_gpu` and `forbidding` (what no step of a whole host goes
+    with) are names.
     """
 
     inside: bool = False
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     ntasks: bool = False
     mem_bind: bool = False
     cpus_per_task: tuple[str, str] | None = None
+    cpus_per_gpu: str | None = None
     forbidding: str | None = None
 
 
@@ -53,6 +55,7 @@ class Line(NamedTuple):
 
 LONG = {
     "cpu-bind": "cpu-",
+    "cpus-per-gpu": "cpus-per-g",
     "cpus-per-task": "cpus-per-t",
     "exact": "exa",
     "exclusive": "exclus",
@@ -72,10 +75,10 @@ _CLUSTER = re.compile(r"-[EHklOQsuvXZ]*([cnN])(.*)", re.DOTALL)
 """One of SHORT, perhaps behind options without a value: ``-c4``, ``-ln8``."""
 
 ENVIRONMENT = {
+    "SLURM_CPUS_PER_GPU": "cpus-per-gpu",
     "SLURM_EXACT": "exact",
     "SLURM_EXCLUSIVE": "exclusive",
     "SLURM_HINT": "hint",
-    "SLURM_MEM_BIND": "mem-bind",
     "SLURM_WHOLE": "whole",
     "SRUN_CPUS_PER_TASK": "cpus-per-task",
 }
@@ -124,6 +127,7 @@ def step_of(srun_options: Sequence[str], environ: Mapping[str, str]) -> Step:
         ntasks="ntasks" in given,
         mem_bind="mem-bind" in typed,
         cpus_per_task=given.get("cpus-per-task"),
+        cpus_per_gpu=given.get("cpus-per-gpu", (None,))[0],
         forbidding=next((given[name][0] for name in ("exact", "hint") if name in given), None),
     )
 
@@ -199,7 +203,7 @@ def srun_line(machine: Machine, config: LaunchConfig, made: Plan, method: str, s
         )
     chosen, warnings = choose(machine, config, made, method, step)
     binding = f"--cpu-bind=verbose,{chosen}{values_of(machine, chosen, made)}"
-    memory, memory_warnings = memory_options(config.memory_policy, made, step)
+    memory, memory_warnings = memory_options(config, made, step)
     added = (binding, *memory, *step_options(machine, len(made.processes), step))
     return Line(added, made.warnings + warnings + memory_warnings)
 
@@ -217,7 +221,7 @@ def choose(machine: Machine, config: LaunchConfig, made: Plan, method: str, step
         count = max(node.id for node in machine.nodes) + 1
         slurms = [(binding.local_rank % count,) for binding in made.processes]
         by_cpus = config.numa_bind_cpus is not None
-        same = slurms == [binding.nodes for binding in made.processes] and not by_cpus
+        same = by_rank(machine, made) or (slurms == [binding.nodes for binding in made.processes] and not by_cpus)
         return method, () if same else (mismatch(slurms, made, by_cpus),)
     if config.numa_bind_cpus is not None:
         raise ConfigError(f"--cpu-bind {method} binds to whole nodes, not to the CPU lists given: use mask_cpu")
@@ -246,11 +250,11 @@ def part_of_host(machine: Machine, step: Step) -> bool:
 def check_part(machine: Machine, method: str, step: Step) -> None:
     """Raise ConfigError where a method cannot stay within an allocation of a part of the host."""
     has = f"this allocation has {step.allocated_cpus} of the host's {len(machine.online)} CPUs"
+    is_shown = len(machine.cpuset_cpus) == step.allocated_cpus
     if method.endswith("_ldom"):
-        raise ConfigError(
-            f"Slurm refuses {method}, as {has}: {WHOLE_JOB}, or pass --cpu-bind mask_cpu to bind within them"
-        )
-    if len(machine.cpuset_cpus) != step.allocated_cpus:
+        within = ", or pass --cpu-bind mask_cpu to bind within them" if is_shown else ""
+        raise ConfigError(f"Slurm refuses {method}, as {has}: {WHOLE_JOB}{within}")
+    if not is_shown:
         raise ConfigError(
             f"{has}, and which ones does not show here (no cpuset with as many): {WHOLE_JOB}, or pass --cpu-bind none"
         )
@@ -307,27 +311,29 @@ def first_cpus(made: Plan) -> Iterator[int]:
         yield min(left)
 
 
-NO_MEMORY = {"cpus-not-allowed", "memory-not-allowed", "no-node-directory", "node-without-memory"}
-"""The reasons for which a rank has no memory nodes."""
-
-
 def check_no_memory(policy: MemoryChoice) -> None:
     if policy not in ("auto", "none"):
         raise ConfigError(f"--memory {policy} needs a plan, and --cpu-bind none makes none: leave one of them out")
 
 
-def memory_options(policy: MemoryChoice, made: Plan, step: Step) -> tuple[tuple[str, ...], tuple[Note, ...]]:
-    """Return srun's memory binding, only where a policy is asked for: it kills what needs more than its node has."""
+def memory_options(config: LaunchConfig, made: Plan, step: Step) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    """Return srun's memory binding, only where a policy is asked for: it kills what needs more than its node has.
+
+    Raises StrictError where `strict` and it must be left out, as a rank has no node with memory that it may use.
+    """
+    policy = config.memory_policy
     if policy in ("auto", "none"):
         return (), ()
     if policy == "interleave":
         raise ConfigError("srun cannot interleave memory: use --memory membind or preferred, or leave it out")
     if step.mem_bind:
         raise ConfigError(f"--mem-bind and --memory {policy} do not go together: leave one of them out")
-    lacking = [binding for binding in made.processes if not binding.memory_nodes]
+    lacking = [binding.local_rank for binding in made.processes if not binding.memory_nodes]
     if lacking:
-        why = (reason for binding in lacking for reason in binding.reasons if reason.code in NO_MEMORY)
-        return (), tuple(dict.fromkeys(why))
+        dropped = note("srun-memory-dropped", policy=policy, ranks=format_ids(lacking))
+        if config.strict:
+            raise StrictError.of(dropped)
+        return (), (dropped,)
     several = next((binding for binding in made.processes if len(binding.memory_nodes) > 1), None)
     if several:
         raise ConfigError(
@@ -358,6 +364,11 @@ def step_options(machine: Machine, ranks: int, step: Step) -> Iterator[str]:
     if not step.exclusive and not step.whole:  # srun takes not both
         yield "--exclusive"
     if not step.cpus_per_task:
+        if step.cpus_per_gpu:
+            raise ConfigError(
+                f"{step.cpus_per_gpu} does not go with --cpus-per-task, by which a step holds all CPUs: "
+                + ("leave --exclusive out" if step.inside else f"leave {step.cpus_per_gpu} out, or {WHOLE_JOB}")
+            )
         if cpus % ranks:
             advice = "leave --exclusive out" if step.inside else WHOLE_JOB
             raise ConfigError(

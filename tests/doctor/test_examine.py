@@ -163,7 +163,7 @@ def test_every_code_that_a_plan_may_have_belongs_to_a_check() -> None:
     assert CHECK_OF_CODE.keys() <= SENTENCES.keys()
     assert SKIP.keys() - not_of_a_plan <= CHECK_OF_CODE.keys()
     own = {"nothing-started", "worker-not-started", "blocks-overlap", "fork-server", "binding-dropped"}
-    own |= {"wrapper-not-executable", "rank-ldom-mismatch", "login-node"}
+    own |= {"wrapper-not-executable", "rank-ldom-mismatch", "srun-memory-dropped", "login-node"}
     assert WARNINGS.keys() - own - {"bind-unreadable"} <= CHECK_OF_CODE.keys()
     assert {*CHECK_OF_CODE.values()} <= {*READ, *LIVE}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from numa_launch import ConfigError, LaunchConfig, srun_options
+from numa_launch import ConfigError, LaunchConfig, StrictError, srun_options
 from numa_launch.launchers.srun_line import Step, given_options, srun_line, srun_plan, step_of
 from numa_launch.machine.model import Machine
 from numa_launch.machine.read import read_machine
@@ -283,7 +283,7 @@ def test_srun_options_that_are_something_else() -> None:
         "--nodelist",
         "a",
         "-v",
-        "--cpus-per-gpu=2",
+        "--gpus-per-task=2",
         "--mem=1G",
     ]
     assert given_options(words) == {}
@@ -348,4 +348,34 @@ def test_a_node_without_memory_leaves_memory_alone(machine: Any, caplog: pytest.
     nodes = {"0": {"cpus": "0-1"}, "1": {"cpus": "2-3", "mem_mb": 0}}
     described = machine({"nodes": nodes, "gpus": [{"node": 0}, {"node": 1}]})
     assert options(described, 2, memory_policy="membind") == ["--cpu-bind=verbose,rank_ldom", "--whole"]
-    assert caplog.messages == ["node 1 has no memory, so it is left out of the memory binding"]
+    (said,) = caplog.messages
+    assert "--memory membind is left out for all ranks" in said
+    assert "rank 1 has none" in said
+    with pytest.raises(StrictError, match="left out for all ranks"):
+        options(described, 2, memory_policy="membind", strict=True)
+
+
+@pytest.mark.parametrize("own", ["--cpu-bind=cores", "--cpu_bind", "--cpu-b=none"])
+def test_a_binding_of_the_users_own_does_not_go_with_ours(machine: Any, own: str) -> None:
+    with pytest.raises(ConfigError, match=r"given: '--cpu.*leave one of them out"):
+        options(machine(EIGHT), 8, "auto", own)
+
+
+@pytest.mark.parametrize(
+    ("given", "variables"),
+    [(["--cpus-per-gpu=2"], {}), (["--cpus-per-g", "2"], {}), ([], {"SLURM_CPUS_PER_GPU": "2"})],
+)
+def test_cpus_of_a_gpu_do_not_go_with_those_of_a_task(
+    machine: Any, given: list[str], variables: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"(?i)cpus.per.g.* does not go with --cpus-per-task.*sbatch --exclusive"):
+        options(machine(EIGHT), 8, True, *given, environ=variables)
+    with pytest.raises(ConfigError, match="leave --exclusive out"):
+        options(machine(EIGHT), 8, True, *given, "--exclusive", environ={**INSIDE, **variables})
+    assert options(machine(EIGHT), 8, True, *given, environ={**INSIDE, **variables})[1:] == ["--whole"]
+
+
+def test_lists_that_are_the_nodes_are_what_rank_ldom_binds_to(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    lists = [f"{2 * node}-{2 * node + 1}" for node in range(8)]
+    assert options(machine(EIGHT), 8, "rank_ldom", numa_bind_cpus=lists)[0] == "--cpu-bind=verbose,rank_ldom"
+    assert caplog.messages == []

@@ -93,7 +93,7 @@ def test_outside_an_allocation_the_step_holds_the_host(name: str, method: str, n
 )
 def test_slurm_refuses_a_step_that_does_not_hold_the_cpus(name: str, said: str) -> None:
     found = scenario("slurm", "outside")[name]
-    assert found["status"] != 0
+    assert found["status"] == 192
     assert said in found["said"]
     assert found["tasks"] == []
 
