@@ -13,6 +13,7 @@ from numa_launch import LaunchConfig, StrictError, bind_current_process
 from numa_launch.apply import builtin
 from tests.host import ALLOWED, BOUND_TO_B, CPU_B, needs_numactl, node_of
 from tests.lay import FOUR_GPUS, lay
+from tests.live import AS_ROOT, needs_namespaces
 
 CPU = CPU_B
 NODE = node_of(CPU)
@@ -260,3 +261,24 @@ try:
 except OSError as error:
     print(json.dumps([error.strerror, read_policy("")]))
 """) == ["Invalid argument", "default"]
+
+
+IN_THREADS = """
+import sys, threading
+from numa_launch import LaunchConfig, bind_current_process
+stay = threading.Event()
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=stay.wait, daemon=True).start()
+print(bind_current_process(LaunchConfig(numa_bind=True, numa_bind_cpus=[sys.argv[2]]), 0).not_reached)
+"""
+
+
+@needs_namespaces
+@needs_numactl
+@pytest.mark.parametrize("threads", [0, 2])
+def test_threads_that_another_proc_shows_are_left_alone_and_said(threads: int) -> None:
+    line = [*AS_ROOT, "--pid", "--fork", sys.executable, "-c", IN_THREADS, str(threads), str(CPU_B)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("do not show in /proc" in done.stdout) == bool(threads)
+    assert "Traceback" not in done.stderr

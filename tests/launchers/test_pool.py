@@ -290,6 +290,7 @@ def test_switched_off_the_workers_have_their_ranks_unbound() -> None:
         (0, "at least one"),
         ([], "at least one"),
         (-1, "number of ranks"),
+        (10**9, "number of ranks"),
         (True, "number of ranks"),
         (1.5, "number of ranks"),
         ("01", "number of ranks"),
