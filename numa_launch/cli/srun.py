@@ -18,6 +18,7 @@ from numa_launch.launchers.srun_line import (
     Line,
     Step,
     given_options,
+    said,
     srun_line,
     srun_plan,
     step_of,
@@ -104,7 +105,7 @@ def srun(ctx: click.Context, /, ranks: int | None, method: str, srun_words: tupl
         dump({**plan_json(made, None, command), "srun": words})
         return
     for warned in made.warnings:
-        say_once(logging.WARNING, warned.message)
+        say_once(logging.WARNING, said(warned, made))
     if options.dry_run:
         click.echo(shlex.join(words))
         return

@@ -11,7 +11,7 @@ from typing import Any
 from numa_launch.apply.asked import what_switches_off
 from numa_launch.config import config_error, is_count, launch_config
 from numa_launch.idsets import MAX_ID
-from numa_launch.launchers.srun_line import CHOICES, given_options, srun_line, srun_plan, step_of
+from numa_launch.launchers.srun_line import CHOICES, given_options, said, srun_line, srun_plan, step_of
 from numa_launch.log import say_once
 from numa_launch.machine.model import Machine
 
@@ -52,5 +52,5 @@ def srun_options(
     made = srun_plan(machine, asked, ntasks_per_node, switched_off=off)
     line = srun_line(machine, asked, made, method, step_of(given, variables))
     for warned in line.warnings:
-        say_once(logging.WARNING, warned.message)
+        say_once(logging.WARNING, said(warned, made))
     return list(line.added)

@@ -208,6 +208,11 @@ def srun_line(machine: Machine, config: LaunchConfig, made: Plan, method: str, s
     return Line(added, made.warnings + warnings + memory_warnings)
 
 
+def said(warned: Note, made: Plan) -> str:
+    """Return a warning as one sentence, which says so where it is why nothing is bound."""
+    return f"staying unbound ({warned.code}): {warned.message}" if warned == made.skip_reason else warned.message
+
+
 def choose(machine: Machine, config: LaunchConfig, made: Plan, method: str, step: Step) -> tuple[str, tuple[Note, ...]]:
     """Return the method to use; raises ConfigError for one that cannot bind as planned."""
     if part_of_host(machine, step):

@@ -375,6 +375,12 @@ def test_cpus_of_a_gpu_do_not_go_with_those_of_a_task(
     assert options(machine(EIGHT), 8, True, *given, environ={**INSIDE, **variables})[1:] == ["--whole"]
 
 
+def test_a_plan_that_binds_nothing_says_so(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert options(machine({"nodes": EIGHT["nodes"]}), 8) == []
+    (said,) = caplog.messages
+    assert said.startswith("staying unbound (no-gpu): ")
+
+
 def test_lists_that_are_the_nodes_are_what_rank_ldom_binds_to(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
     lists = [f"{2 * node}-{2 * node + 1}" for node in range(8)]
     assert options(machine(EIGHT), 8, "rank_ldom", numa_bind_cpus=lists)[0] == "--cpu-bind=verbose,rank_ldom"
