@@ -232,7 +232,8 @@ def test_workers_of_a_pool_are_bound_as_planned_and_so_are_those_that_replace_th
         worker = planned["worker", line["rank"], 0]
         assert worker["numactl_args"]
         check("pool", line["state"], worker, result["before"])
-    assert result["before"] == result["after"]
+    # The parent's own pages go where it happens to run, as it is not bound.
+    assert {**result["before"], "pages": None} == {**result["after"], "pages": None}
     assert result["tracker"] == result["before"]["cpus"]
 
 
