@@ -197,6 +197,11 @@ RAY: dict[str, Sentence] = {
 SENTENCES = {**SKIP, **REASONS, **WARNINGS, **RAY}
 
 
+def why_unbound(reason: Note) -> str:
+    """Return the sentence that says that a process is not bound, and why."""
+    return f"staying unbound ({reason.code}): {reason.message}"
+
+
 def note(code: str, **values: object) -> Note:
     """Return the note of a code, its sentence filled in."""
     sentence = SENTENCES[code]

@@ -12,7 +12,7 @@ from numa_launch.log import say_once
 from numa_launch.machine.handover import VARIABLE, Handover
 from numa_launch.machine.model import Machine
 from numa_launch.plan.model import Binding, Plan, Process
-from numa_launch.reasons import Note, note
+from numa_launch.reasons import Note, note, why_unbound
 
 
 def numactl_needed() -> ConfigError:
@@ -27,7 +27,7 @@ def switched_off(process: Process, by: str) -> Binding:
 
 
 def say_skipped(reason: Note) -> None:
-    say_once(logging.INFO, f"staying unbound ({reason.code}): {reason.message}")
+    say_once(logging.INFO, why_unbound(reason))
 
 
 def report(made: Plan) -> None:

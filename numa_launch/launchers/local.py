@@ -340,8 +340,7 @@ class Job:
                 if self.settings.look:
                     self.unseen[rank] = fact["pid"]
             elif "error" in fact:
-                self.awaited_ranks.clear()  # no other is started
-                self.awaited_ranks.update(self.running)
+                self.awaited_ranks = set(self.running)  # no other is started
                 self.fail(rank, f"could not be started: {fact['error']}", 126)
             elif "status" in fact:
                 self.ended(rank, fact["status"])

@@ -27,7 +27,7 @@ from numa_launch.machine.read import require_linux
 from numa_launch.machine.vendors import visible_gpus
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Binding, Circumstances, Plan, Process
-from numa_launch.reasons import Note, note
+from numa_launch.reasons import Note, note, why_unbound
 
 VISIBLE_DEVICES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 """Vendor → the variable whose entries Ray takes as the ids of its GPUs."""
@@ -189,7 +189,7 @@ def stays_unbound(reason: Note, launch: LaunchConfig) -> CurrentBinding:
     asked = launch.mode == "explicit" and reason.code != "actor-without-gpu"
     if asked and launch.strict:
         raise StrictError.of(reason)
-    say_once(logging.WARNING if asked else logging.INFO, f"staying unbound ({reason.code}): {reason.message}")
+    say_once(logging.WARNING if asked else logging.INFO, why_unbound(reason))
     return CurrentBinding(Binding("worker", 0, 0, reasons=(reason,)))
 
 

@@ -15,7 +15,7 @@ from numa_launch.idsets import format_ids
 from numa_launch.machine.model import Machine
 from numa_launch.plan.decide import plan
 from numa_launch.plan.model import Circumstances, Plan, Process
-from numa_launch.reasons import Note, note
+from numa_launch.reasons import Note, note, why_unbound
 
 METHODS = ("rank_ldom", "map_ldom", "mask_ldom", "map_cpu", "mask_cpu")
 CHOICES = ("auto", "none", *METHODS)
@@ -210,7 +210,7 @@ def srun_line(machine: Machine, config: LaunchConfig, made: Plan, method: str, s
 
 def said(warned: Note, made: Plan) -> str:
     """Return a warning as one sentence, which says so where it is why nothing is bound."""
-    return f"staying unbound ({warned.code}): {warned.message}" if warned == made.skip_reason else warned.message
+    return why_unbound(warned) if warned == made.skip_reason else warned.message
 
 
 def choose(machine: Machine, config: LaunchConfig, made: Plan, method: str, step: Step) -> tuple[str, tuple[Note, ...]]:
