@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from numa_launch.launchers.srun import srun_options
     from numa_launch.machine.model import Machine
     from numa_launch.machine.read import read_machine
-    from numa_launch.observe.state import log_current_affinity_state
+    from numa_launch.observe.state import BindingState, current_binding, log_current_affinity_state
     from numa_launch.plan.model import Binding, Plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Binding",
+    "BindingState",
     "ConfigError",
     "CurrentBinding",
     "LaunchConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "StrictError",
     "bind_current_process",
     "configure_subprocess",
+    "current_binding",
     "get_auto_numa_nodes",
     "log_current_affinity_state",
     "plan",
@@ -53,12 +55,14 @@ __all__ = [
 
 _MODULE_OF = {
     "Binding": "numa_launch.plan.model",
+    "BindingState": "numa_launch.observe.state",
     "CurrentBinding": "numa_launch.apply.current",
     "LaunchConfig": "numa_launch.config",
     "Machine": "numa_launch.machine.model",
     "Plan": "numa_launch.plan.model",
     "bind_current_process": "numa_launch.apply.current",
     "configure_subprocess": "numa_launch.apply.spawn",
+    "current_binding": "numa_launch.observe.state",
     "get_auto_numa_nodes": "numa_launch.apply.auto",
     "log_current_affinity_state": "numa_launch.observe.state",
     "process_pool": "numa_launch.launchers.pool",

@@ -98,6 +98,7 @@ for use in (
     lambda: numa_launch.bind_current_process(config, 0),
     lambda: numa_launch.get_auto_numa_nodes(),
     lambda: numa_launch.process_pool(config, 2),
+    lambda: numa_launch.current_binding(),
 ):
     try:
         use()
@@ -105,4 +106,4 @@ for use in (
         print(error)
 numa_launch.log_current_affinity_state("here")
 """
-    assert python(program).splitlines() == ["numa-launch binds on Linux only"] * 5
+    assert python(program).splitlines() == ["numa-launch binds on Linux only"] * 6
