@@ -1,4 +1,4 @@
-"""Ask a vendor's library what it knows of the GPUs, once in a process, and who holds them, in a process of its own.
+"""Ask a vendor's library, in a process of its own: what it knows of the GPUs, once in a process, and who holds them.
 
 Example: ``ask_driver(VENDORS["nvidia"], 223).gpus`` are the GPUs as NVML knows them.
 A driver may hang or crash, and a thread that is stuck in the kernel keeps its process from ending and from exec.

@@ -105,7 +105,7 @@ def holders(questions: Questions, handle: Any) -> set[int]:
 def processes(questions: Questions, kind: str, handle: Any) -> list[Any] | None:
     """Return the processes of a kind, by the newest form of the question that binding and driver know.
 
-    A binding of the form without a number may mean any of them by it; it is for those that have no other.
+    The form without a number, in which new bindings mean the newest, is for the first bindings, which have no other.
     """
     name = f"nvmlDeviceGet{kind}RunningProcesses"
     forms = [form for form in (f"{name}_v3", f"{name}_v2") if hasattr(questions.binding, form)] or [name]
