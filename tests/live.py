@@ -21,6 +21,9 @@ AS_ROOT = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount"
 MOUNT = 'ulimit -n 1024 && mount --bind "$0/sys" /sys && mount --bind "$0/proc" /proc && exec "$@"'
 """Few descriptors, as without /proc/self/fd what closes them tries each number that there may be."""
 
+HOLDERS = ("compute", "mps", "graphics", "sliced")
+"""What a described GPU may have of the processes that hold it (tests/stubs/description.h)."""
+
 
 def can_unshare() -> bool:
     return (
@@ -73,6 +76,7 @@ def stub_of(machine: Description, vendor: str = "nvidia", **settings: Any) -> st
             "node": gpu.get("nvml_node"),
             "mig": gpu.get("mig", []),
             "fail": gpu.get("fail"),
+            **{key: gpu.get(key) for key in HOLDERS},
             "serial": f"16531220{position:04d}",
         }
         for position, gpu in enumerate(machine.get("gpus", []))

@@ -23,6 +23,9 @@ SILENCE_FILE = "driver.json"
 MOST_GPUS = 512
 """No host has as many; each may come with CPUs that fill a megabyte."""
 
+PID_LIMIT = 1 << 22
+"""No kernel gives a PID so high (PID_MAX_LIMIT, kernel include/linux/threads.h)."""
+
 
 class Answer(NamedTuple):
     """The library's GPUs by index, or None and the `problem`, if there is one, that it was asked and said nothing.
@@ -33,6 +36,21 @@ class Answer(NamedTuple):
     gpus: tuple[DriverGpu, ...] | None = None
     problem: str | None = None
     serious: bool = False
+
+
+class GpuProcesses(NamedTuple):
+    """A GPU's PCI address and the PIDs on it, as its vendor's library says them; `problem` as in a DriverGpu."""
+
+    bdf: str | None
+    pids: tuple[int, ...] = ()
+    problem: str | None = None
+
+
+class ProcessAnswer(NamedTuple):
+    """What the library says of the processes on each GPU, or None and the `problem`, if there is one, as in Answer."""
+
+    gpus: tuple[GpuProcesses, ...] | None = None
+    problem: str | None = None
 
 
 def read_answer(root: str) -> tuple[Answer, str | None]:
@@ -71,6 +89,27 @@ def parse_gpus(entries: Any) -> tuple[DriverGpu, ...]:
     if all(index is not None for index, _ in gpus):
         gpus.sort(key=lambda gpu: gpu[0] or 0)
     return tuple(gpu for _, gpu in gpus)
+
+
+def parse_processes(entries: Any) -> tuple[GpuProcesses, ...]:
+    """Return the processes on each GPU, without PIDs that none can have; raises ValueError for what is no such list.
+
+    A library may give 0 or nonsense for a process of another PID namespace.
+    """
+    if not isinstance(entries, list):
+        raise ValueError("it is not a list")
+    return tuple(gpu_processes(entry) for entry in entries)
+
+
+def gpu_processes(entry: Any) -> GpuProcesses:
+    bdf, pids = field(entry, "bdf", str), field(entry, "pids", list) or []
+    if not all(type(pid) is int for pid in pids):
+        raise ValueError("pids is not a list of numbers")
+    return GpuProcesses(
+        bdf=None if bdf is None else normal_bdf(bdf),
+        pids=tuple(pid for pid in pids if 0 < pid < PID_LIMIT),
+        problem=printable(field(entry, "problem", str)),
+    )
 
 
 def parse_silence(entry: Any) -> tuple[Answer, str]:

@@ -15,8 +15,8 @@ from numa_launch import LaunchConfig
 from numa_launch.apply.detect import detect
 from numa_launch.bounded import HUNG
 from numa_launch.machine import driver
-from numa_launch.machine.answers import gpus_json, parse_gpus
-from numa_launch.machine.driver import ask_driver, parsed, without_paths
+from numa_launch.machine.answers import Answer, gpus_json, parse_gpus, parse_processes
+from numa_launch.machine.driver import ask_driver, ask_processes, parsed, without_paths
 from numa_launch.machine.vendors import VENDORS
 from numa_launch.machine.vendors.vendor import DriverGpu
 from tests.lay import TWO_NODES, lay
@@ -231,10 +231,68 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_answers_that_are_none(status: int, output: str, problem: str) -> None:
-    answer = parsed(status, output)
+    answer = Answer(*parsed(status, output, parse_gpus))
     assert answer.gpus is None and answer.serious
     assert str(answer.problem).startswith(problem)
     assert "\n" not in str(answer.problem)
+
+
+@needs_compiler
+def test_processes_are_asked_for_anew_each_time(nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pids in ([], [4711], [4711, 4712]):
+        use_stub(monkeypatch, nvml, tmp_path / "d", describe([{**ONE_GPU[0], "compute": pids}]))
+        answer = ask_processes(NVIDIA)
+        assert answer.problem is None and answer.gpus
+        assert [(gpu.bdf, gpu.pids, gpu.problem) for gpu in answer.gpus] == [("0000:10:00.0", tuple(pids), None)]
+
+
+QUESTION = "nvmlDeviceGetComputeRunningProcesses_v3"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"hang": QUESTION}, "it gave no answer in 1 s: look for GPU errors in dmesg"),
+        ({"crash": QUESTION}, "it crashed (signal 6): look for GPU errors in dmesg"),
+        ({"fail": "nvmlInitWithFlags 9"}, "Driver Not Loaded: load the kernel module nvidia"),
+    ],
+)
+def test_a_library_that_does_not_say_who_holds_a_gpu(
+    nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], problem: str
+) -> None:
+    use_stub(monkeypatch, nvml, tmp_path / "d", describe(ONE_GPU, **settings))
+    monkeypatch.setattr(driver, "TIME_LIMIT_S", 1 if "hang" in settings else 10)
+    before = own_children()
+    assert ask_processes(NVIDIA) == (None, problem)
+    assert own_children() == before
+
+
+def test_processes_of_a_vendor_without_a_library_or_a_package() -> None:
+    assert ask_processes(VENDORS["intel"]) == (None, None)
+    assert ask_processes(VENDORS["amd"]) == (None, "the Python package amdsmi is missing: pip install amdsmi")
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ('{"gpus": {}}', "its answer is broken (it is not a list)"),
+        ('{"gpus": [3]}', "its answer is broken (an entry is not an object)"),
+        ('{"gpus": [{"pids": 3}]}', "its answer is broken (pids is 3)"),
+        ('{"gpus": [{"pids": [4711, true]}]}', "its answer is broken (pids is not a list of numbers)"),
+        ('{"gpus": [{"bdf": "x"}]}', "its answer is broken ('x' is not a PCI address"),
+        ("[]", "its answer is broken"),
+    ],
+)
+def test_processes_that_are_none(output: str, problem: str) -> None:
+    gpus, said, _ = parsed(0, output, parse_processes)
+    assert gpus is None and str(said).startswith(problem)
+
+
+def test_pids_that_no_process_can_have_are_dropped() -> None:
+    pids = [0, -1, 1, 4194303, 4194304, 4294967295, 10**30]
+    (gpu,) = parse_processes(json.loads(json.dumps([{"bdf": "00000000:1B:00.0", "pids": pids}])))
+    assert gpu == ("0000:1b:00.0", (1, 4194303), None)
 
 
 def test_an_answer_survives_the_way_through_json() -> None:

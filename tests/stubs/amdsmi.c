@@ -78,3 +78,20 @@ int amdsmi_get_gpu_topo_numa_affinity(void *handle, int32_t *node) {
     *node = gpu->node;
     return status ? status : gpu->has_node ? 0 : NOT_SUPPORTED;
 }
+
+struct process {
+    char name[256];
+    uint32_t pid, padding;
+    uint64_t memory;
+    char engine_usage[64], memory_usage[64], container_name[256];
+    uint32_t cu_occupancy, rest[11];
+};
+
+int amdsmi_get_gpu_process_list(void *handle, uint32_t *most, struct process *processes) {
+    const struct gpu *gpu = &gpus[index_of(handle)];
+    int status = wanted("amdsmi_get_gpu_process_list", index_of(handle)), i;
+    *most = gpu->holders[COMPUTE];
+    for (i = 0; i < gpu->holders[COMPUTE]; i++)
+        processes[i].pid = gpu->pids[COMPUTE][i];
+    return status;
+}

@@ -7,6 +7,8 @@
      calls /tmp/calls               every call's name is appended to that file
      gpu                            the facts that follow are of the next GPU
      bdf 0000:07:00.0 · uuid GPU-1 · name H100 · cpus 0-3,8 · node 2 · mig MIG-1 · serial 99
+     compute 4711                   the PID of a process on it; so are mps and graphics
+     sliced 1                       only its MIG slices tell their processes: slice i the i-th of each kind
 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +18,14 @@
 #define MOST_GPUS 64
 #define MOST_ACTIONS 64
 #define MOST_CPUS 4096
+#define MOST_PIDS 64
+
+enum kind { COMPUTE, MPS, GRAPHICS, KINDS };
 
 struct gpu {
     char bdf[64], uuid[96], name[96], cpus[1024], serial[64];
-    int has_node, node, slices;
+    int has_node, node, slices, sliced, holders[KINDS];
+    unsigned pids[KINDS][MOST_PIDS];
     char mig[8][96];
 };
 
@@ -71,6 +77,14 @@ static void read_description(void) {
             strcpy(gpu->serial, value);
         else if (gpu && !strcmp(key, "mig"))
             strcpy(gpu->mig[gpu->slices++], value);
+        else if (gpu && !strcmp(key, "sliced"))
+            gpu->sliced = atoi(value);
+        else if (gpu && !strcmp(key, "compute"))
+            gpu->pids[COMPUTE][gpu->holders[COMPUTE]++] = strtoul(value, NULL, 10);
+        else if (gpu && !strcmp(key, "mps"))
+            gpu->pids[MPS][gpu->holders[MPS]++] = strtoul(value, NULL, 10);
+        else if (gpu && !strcmp(key, "graphics"))
+            gpu->pids[GRAPHICS][gpu->holders[GRAPHICS]++] = strtoul(value, NULL, 10);
         else if (gpu && !strcmp(key, "node")) {
             gpu->has_node = 1;
             gpu->node = atoi(value);

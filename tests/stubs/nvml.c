@@ -3,6 +3,7 @@
 #include "description.h"
 
 #define NOT_SUPPORTED 3
+#define NO_PERMISSION 4
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
 
@@ -18,8 +19,12 @@ typedef struct {
 
 static struct slice slices[MOST_GPUS * 8];
 
+static int is_slice(void *handle) {
+    return (struct slice *)handle >= slices && (struct slice *)handle < slices + MOST_GPUS * 8;
+}
+
 static int index_of(void *handle) {
-    if ((struct slice *)handle >= slices && (struct slice *)handle < slices + MOST_GPUS * 8)
+    if (is_slice(handle))
         return ((struct slice *)handle)->parent;
     return (int)((struct gpu *)handle - gpus);
 }
@@ -70,7 +75,7 @@ int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) {
     struct slice *slice = handle;
     if (status)
         return status;
-    if (slice >= slices && slice < slices + MOST_GPUS * 8)
+    if (is_slice(handle))
         return text(gpus[slice->parent].mig[slice->number], uuid, length);
     return text(gpus[index_of(handle)].uuid, uuid, length);
 }
@@ -107,7 +112,54 @@ int nvmlDeviceGetCpuAffinity(void *handle, unsigned words, unsigned long *mask) 
     return affinity("nvmlDeviceGetCpuAffinity", handle, words, mask);
 }
 
+/* The first form of the question has entries of PID and memory; later ones have the MIG instances too. */
+typedef struct {
+    unsigned pid;
+    unsigned long long memory;
+} OldProcessInfo;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long memory;
+    unsigned gpuInstance, computeInstance;
+} ProcessInfo;
+
+/* The PIDs for this handle, and how many; a negative number is a status. */
+static int pids_of(const char *function, void *handle, enum kind kind, const unsigned **pids) {
+    const struct gpu *gpu = &gpus[index_of(handle)];
+    int status = wanted(function, index_of(handle)), number = is_slice(handle) ? ((struct slice *)handle)->number : -1;
+    *pids = gpu->pids[kind] + (number < 0 ? 0 : number);
+    if (status)
+        return -status;
+    if (number < 0)
+        return gpu->sliced ? -NO_PERMISSION : gpu->holders[kind];
+    return number < gpu->holders[kind];
+}
+
+/* A count that is too small is answered with the right one. */
+#define PROCESSES(function, kind, Info)                                                                                \
+    int function(void *handle, unsigned *count, Info *infos) {                                                         \
+        const unsigned *pids;                                                                                          \
+        int i, there = pids_of(#function, handle, kind, &pids), fits = there >= 0 && (unsigned)there <= *count;        \
+        if (there < 0)                                                                                                 \
+            return -there;                                                                                             \
+        *count = there;                                                                                                \
+        for (i = 0; fits && i < there; i++)                                                                            \
+            infos[i] = (Info){.pid = pids[i], .memory = 1 << 20};                                                      \
+        return fits ? 0 : INSUFFICIENT_SIZE;                                                                           \
+    }
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, COMPUTE, OldProcessInfo)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS, OldProcessInfo)
+
 #ifndef OLD
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE, ProcessInfo)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS, ProcessInfo)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, ProcessInfo)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE, ProcessInfo)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS, ProcessInfo)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, ProcessInfo)
+
 int nvmlDeviceGetCpuAffinityWithinScope(void *handle, unsigned words, unsigned long *mask, unsigned scope) {
     return affinity("nvmlDeviceGetCpuAffinityWithinScope", handle, words, mask);
 }

@@ -31,6 +31,16 @@ def explained(error: Any) -> str:
 
 def ask(highest_cpu: int) -> list[dict[str, Any]]:
     """Return what AMD SMI knows of each GPU."""
+    return [gpu_entry(index, questions, handle) for index, (questions, handle) in enumerate(opened_gpus())]
+
+
+def ask_processes() -> list[dict[str, Any]]:
+    """Return the processes that AMD SMI sees on each GPU."""
+    return [process_entry(questions, handle) for questions, handle in opened_gpus()]
+
+
+def opened_gpus() -> list[tuple[Questions, Any]]:
+    """Return the handle of each GPU, and what asks about it."""
     try:
         import amdsmi
     except (KeyError, AttributeError, OSError) as error:  # what its import raises without the library, or with another
@@ -41,20 +51,38 @@ def ask(highest_cpu: int) -> list[dict[str, Any]]:
         handles = amdsmi.amdsmi_get_processor_handles()
     except amdsmi.AmdSmiException as error:
         raise UnansweredError(explained(error)) from None
-    return [gpu_entry(amdsmi, index, handle) for index, handle in enumerate(handles)]
+    return [(Questions(amdsmi, (amdsmi.AmdSmiException,), explain), handle) for handle in handles]
 
 
-def gpu_entry(smi: Any, index: int, handle: Any) -> dict[str, Any]:
-    questions = Questions(smi, (smi.AmdSmiException,), explain)
+def gpu_entry(index: int, questions: Questions, handle: Any) -> dict[str, Any]:
     asic = questions.ask("amdsmi_get_gpu_asic_info", handle) or {}
     return {
         "index": index,
-        "bdf": questions.address(questions.ask("amdsmi_get_gpu_device_bdf", handle)),
+        "bdf": address(questions, handle),
         "uuid": hip_uuid(questions, handle, asic),
         "name": known(asic.get("market_name")),
         "numa_node": near_node(questions, handle),
         "problem": questions.problem,
     }
+
+
+def process_entry(questions: Questions, handle: Any) -> dict[str, Any]:
+    said = questions.ask("amdsmi_get_gpu_process_list", handle)
+    pids = [pid_of(process) for process in said] if isinstance(said, list) else []
+    return {
+        "bdf": address(questions, handle),
+        "pids": [pid for pid in pids if isinstance(pid, int)],
+        "problem": questions.problem,
+    }
+
+
+def pid_of(process: Any) -> Any:
+    """Return a process's PID: bindings give dictionaries, or, before ROCm 6.2, the library's own structures."""
+    return process.get("pid") if isinstance(process, dict) else getattr(process, "pid", None)
+
+
+def address(questions: Questions, handle: Any) -> str | None:
+    return questions.address(questions.ask("amdsmi_get_gpu_device_bdf", handle))
 
 
 def known(text: Any) -> str | None:
@@ -118,5 +146,6 @@ VENDOR = Vendor(
         signs=("/dev/kfd",),
         cpus_source=None,
         node_source="amd-node",
+        ask_processes=ask_processes,
     ),
 )

@@ -4,7 +4,7 @@ Example: ``ask(223)`` on a DGX H100 is eight dictionaries with the keys of gpus.
 Sources: NVML API reference; CUDA C Programming Guide (environment variables); the driver's README (/proc interface).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numa_launch.idsets import format_ids
@@ -29,6 +29,9 @@ FIXES = {
 }
 """NVML's error codes whose remedy is known."""
 
+KINDS = ("Compute", "MPSCompute", "Graphics")
+"""The kinds of process that NVML tells apart: the clients of an MPS server are not among the first."""
+
 
 def explain(error: Any) -> str | None:
     """Return what an NVMLError says and what to do about it; None where it only means that nothing is known."""
@@ -43,6 +46,19 @@ def explained(error: Any) -> str:
 
 def ask(highest_cpu: int) -> list[dict[str, Any]]:
     """Return what NVML knows of each GPU it counts (in PCI order, whatever CUDA_VISIBLE_DEVICES says)."""
+    return [gpu_entry(index, questions, handle, highest_cpu) for index, questions, handle in opened_gpus()]
+
+
+def ask_processes() -> list[dict[str, Any]]:
+    """Return the processes that NVML sees on each GPU."""
+    return [process_entry(questions, handle) for _, questions, handle in opened_gpus()]
+
+
+def opened_gpus() -> Iterator[tuple[int, Questions, Any]]:
+    """Yield index and handle of each GPU, and what asks about it; a lost one has no handle.
+
+    One that this process may not open is left out: NVML counts it, CUDA does not.
+    """
     import pynvml
 
     try:
@@ -50,28 +66,56 @@ def ask(highest_cpu: int) -> list[dict[str, Any]]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         raise UnansweredError(explained(error)) from None
-    entries = (gpu_entry(pynvml, index, highest_cpu) for index in range(count))
-    return [entry for entry in entries if entry is not None]
+    for index in range(count):
+        questions = Questions(pynvml, (pynvml.NVMLError,), explain)
+        handle = questions.ask("nvmlDeviceGetHandleByIndex", index)
+        if NO_PERMISSION not in questions.refusals:
+            yield index, questions, handle
 
 
-def gpu_entry(nvml: Any, index: int, highest_cpu: int) -> dict[str, Any] | None:
-    """Return what is known of a GPU; None for one that this process may not open: NVML counts it, CUDA does not."""
-    questions = Questions(nvml, (nvml.NVMLError,), explain)
-    handle = questions.ask("nvmlDeviceGetHandleByIndex", index)
-    if NO_PERMISSION in questions.refusals:
-        return None
+def gpu_entry(index: int, questions: Questions, handle: Any, highest_cpu: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"index": index}
     if handle is not None:
-        pci = questions.ask("nvmlDeviceGetPciInfo", handle)
         entry |= {
-            "bdf": questions.address(text_of(pci.busId) if pci else None),
-            "uuid": text_of(questions.ask("nvmlDeviceGetUUID", handle)),
+            "bdf": address(questions, handle),
+            "uuid": uuid_of(questions, handle),
             "name": text_of(questions.ask("nvmlDeviceGetName", handle)),
             "numa_node": questions.ask("nvmlDeviceGetNumaNodeId", handle),
             "cpu_affinity": near_cpus(questions, handle, highest_cpu),
-            "mig": slices(questions, handle),
+            "mig": [uuid for uuid in (uuid_of(questions, part) for part in slices(questions, handle)) if uuid],
         }
     return {**entry, "problem": questions.problem}
+
+
+def process_entry(questions: Questions, handle: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"pids": []}
+    if handle is not None:
+        entry = {"bdf": address(questions, handle), "pids": sorted(holders(questions, handle))}
+    return {**entry, "problem": questions.problem}
+
+
+def holders(questions: Questions, handle: Any) -> set[int]:
+    """Return the PIDs of the processes on a GPU; who may not see the whole of one in MIG mode may see its slices."""
+    on_gpu = [processes(questions, kind, handle) for kind in KINDS]
+    if on_gpu[0] is None:
+        on_gpu += [processes(questions, kind, part) for part in slices(questions, handle) for kind in KINDS]
+    return {process.pid for some in on_gpu for process in some or ()}
+
+
+def processes(questions: Questions, kind: str, handle: Any) -> list[Any] | None:
+    """Return the processes of a kind, by the newest form of the question that binding and driver know.
+
+    The form without a number, in which new bindings mean the newest, is for the first bindings, which have no other.
+    """
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+    forms = [form for form in (f"{name}_v3", f"{name}_v2") if hasattr(questions.binding, form)] or [name]
+    answers = (questions.ask(form, handle) for form in forms)
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def address(questions: Questions, handle: Any) -> str | None:
+    pci = questions.ask("nvmlDeviceGetPciInfo", handle)
+    return questions.address(text_of(pci.busId) if pci else None)
 
 
 def text_of(text: str | bytes | None) -> str | None:
@@ -88,17 +132,17 @@ def near_cpus(questions: Questions, handle: Any, highest_cpu: int) -> str | None
     return format_ids(bits) or None
 
 
-def slices(questions: Questions, handle: Any) -> list[str]:
-    """Return the UUIDs of the GPU's MIG slices, asked through it: a slice's own index says nothing of its parent."""
+def uuid_of(questions: Questions, handle: Any) -> str | None:
+    return text_of(questions.ask("nvmlDeviceGetUUID", handle))
+
+
+def slices(questions: Questions, handle: Any) -> list[Any]:
+    """Return the handles of the GPU's MIG slices, asked through it: a slice's own index says nothing of its parent."""
     if (questions.ask("nvmlDeviceGetMigMode", handle) or [0])[0] != 1:
         return []
-    found = []
-    for i in range(questions.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        part = questions.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
-        uuid = text_of(questions.ask("nvmlDeviceGetUUID", part)) if part is not None else None
-        if uuid:
-            found.append(uuid)
-    return found
+    places = range(questions.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    parts = (questions.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place) for place in places)
+    return [part for part in parts if part is not None]
 
 
 def read_facts(root: str, addresses: Sequence[str]) -> dict[str, FileFacts]:
@@ -152,5 +196,6 @@ VENDOR = Vendor(
         cpus_source="nvml-cpus",
         node_source="nvml-node",
         node_may_be_its_own=True,
+        ask_processes=ask_processes,
     ),
 )

@@ -48,7 +48,9 @@ class Library(NamedTuple):
     hold, and returns a dictionary for each GPU with the keys of gpus.json and perhaps ``problem``; it raises
     UnansweredError where there is no answer. `signs` are files that show the driver to be there where PCI shows no
     device. `cpus_source` and `node_source` name what it says in a GPU's `source`, None: it does not say that. The node
-    it names may be the GPU's own memory, as on Grace, which says nothing of where the CPUs are.
+    it names may be the GPU's own memory, as on Grace, which says nothing of where the CPUs are. `ask_processes` runs
+    and fails as `ask` does; it returns a dictionary for each GPU: ``bdf``, ``pids`` of the processes that hold it, and
+    perhaps ``problem``.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Library(NamedTuple):
     cpus_source: str | None
     node_source: str | None
     node_may_be_its_own: bool = False
+    ask_processes: Callable[[], list[dict[str, Any]]] | None = None
 
 
 class Vendor(NamedTuple):
